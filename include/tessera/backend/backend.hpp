@@ -1,0 +1,69 @@
+// What the engine asks of a backend: memory, in-order streams, events, copies and element-wise
+// kernels. Shipped models: HostRuntime (backend/host.hpp) and SimRuntime (backend/sim.hpp).
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/exact/cell_sum.hpp"
+
+namespace tessera {
+
+/// compute is the user's own stream (on Host the caller's thread); the others belong to the engine.
+enum class StreamKind : std::uint8_t { compute, gather, reduce };
+inline constexpr int kStreamKinds = 3;
+
+constexpr const char* name_of(StreamKind kind) {
+  switch (kind) {
+    case StreamKind::compute: return "compute";
+    case StreamKind::gather: return "gather";
+    case StreamKind::reduce: return "reduce";
+  }
+  return "?";
+}
+
+/// What a lease's computation costs. Only Sim reads it.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+/// A runtime owns one rank's streams. Semantics, for every model:
+/// - work enqueued on one stream runs in order; streams run beside each other;
+/// - record(event, stream) marks the end of what the stream holds so far; wait(stream, event)
+///   holds the stream back until the event's latest record has been reached; an event that was
+///   never recorded holds nothing back; events may be recorded again;
+/// - mark(mark, stream) is a record whose time can be read, in ns of one clock for all streams,
+///   once the stream has passed it;
+/// - `read` and `write` move bytes between the caller's memory and the backend's and return when
+///   the bytes have moved; every other call only enqueues;
+/// - ahead_of_collective(stream) is called before each collective: the place of known delays;
+/// - check() throws what a stream's work threw; from then on streams skip work until reset().
+/// All calls come from one thread.
+template <class B>
+concept Runtime = requires(B b, typename B::Stream& stream, typename B::Event& event,
+                           typename B::Mark& mark, void* p, const void* cp, std::uint64_t n,
+                           const float* f, double* d) {
+  { B::holds_memory } -> std::convertible_to<bool>;  ///< false: addresses are never touched
+  { b.allocate(n) } -> std::same_as<void*>;
+  b.release(p, n);
+  { b.stream(StreamKind::compute) } -> std::same_as<typename B::Stream&>;
+  b.record(event, stream);
+  b.wait(stream, event);
+  b.synchronize(stream);
+  b.mark(mark, stream);
+  { b.time_ns(mark) } -> std::same_as<std::int64_t>;
+  b.copy(stream, p, cp, n);
+  b.fill(stream, p, std::uint8_t{0}, n);
+  b.read(stream, p, cp, n);
+  b.write(stream, p, cp, n);
+  b.norm_nodes(stream, NormKind::l2, f, n, n, d);
+  b.ahead_of_collective(stream);
+  b.compute(Cost{});
+  { b.poisons() } -> std::same_as<bool>;
+  b.check();
+  b.reset();
+};
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+// What the parts of the engine share: one rank's registry, plan, memory, streams and unit states.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/mesh.hpp"
+#include "tessera/engine/norm_tree.hpp"
+#include "tessera/engine/options.hpp"
+#include "tessera/engine/planner.hpp"
+#include "tessera/engine/recorder.hpp"
+#include "tessera/engine/registry.hpp"
+#include "tessera/engine/slots.hpp"
+
+namespace tessera::engine {
+
+/// One unit at run time.
+template <Runtime B>
+struct UnitState {
+  // Parameters.
+  std::byte* parameters = nullptr;         ///< the full buffer; null while resharded
+  std::uint64_t parameter_slot = kNoSlot;  ///< its slot, where it has one
+  bool valid = false;                      ///< every piece has been gathered, or is being
+  bool waited = false;                     ///< compute has waited for that gather
+  bool bound = false;                      ///< the user's tensors point into the buffer
+  int leases = 0;
+  typename B::Event gathered;  ///< on the gather stream
+  typename B::Event last_use;  ///< on compute: a gather into a persistent buffer waits for it
+
+  // Gradients.
+  std::byte* gradients = nullptr;
+  std::uint64_t gradient_slot = kNoSlot;
+  int backward_leases = 0;
+  bool gradients_held = false;  ///< the buffer holds contributions that were not reduced
+  bool reduces = false;         ///< a lease of this opening wants the reduction
+  bool reduced = false;         ///< the fp32 sums hold this step's gradients
+  std::vector<char> written;    ///< by tensor of the unit: its gradient was asked for
+  typename B::Event reduction;  ///< on the reduce stream: the latest reduction is complete
+};
+
+template <Backend Bk>
+struct Context {
+  using B = typename Bk::Runtime;
+  using Comm = typename Bk::Communicator;
+
+  Context(Mesh<Bk>& mesh, const PolicyDescription& description, Options user_options,
+          int moment_count)
+      : policy(description),
+        options(std::move(user_options)),
+        moments(moment_count),
+        registry(description.precision),
+        backend(mesh.options()),
+        control(mesh.communicator()),
+        gather_comm(control.channel()),
+        reduce_comm(control.channel()),
+        slots(backend, events),
+        recorder(backend, options.trace) {}
+
+  int rank() const { return control.rank(); }
+  int world() const { return control.size(); }
+
+  typename B::Stream& compute() { return backend.stream(StreamKind::compute); }
+  typename B::Stream& gathering() { return backend.stream(StreamKind::gather); }
+  typename B::Stream& reducing() { return backend.stream(StreamKind::reduce); }
+
+  const layout::UnitLayout& layout(std::uint32_t unit) const { return registry.unit(unit).layout; }
+
+  /// A rank's own part of a group, wherever the unit keeps it.
+  std::byte* piece(std::uint32_t unit, std::uint32_t group) {
+    const layout::UnitLayout& at = layout(unit);
+    std::byte* base = memory + map.units[unit].parameters;
+    if (facts[unit].parameter_slot) return base + at.piece_offset(group);
+    return base + at.full_offset(group) +
+           at.groups[group].piece_bytes() * static_cast<std::uint64_t>(rank());
+  }
+
+  /// The elements of a group that this rank's fp32 states cover, counted in the flat parameter.
+  layout::Range state_range(std::uint32_t unit, std::uint32_t group) const {
+    const layout::GroupLayout& of = layout(unit).groups[group];
+    if (!policy.strategy.shard_optimizer) return {0, of.full_elements(world())};
+    const std::uint64_t begin = of.piece_elements * static_cast<std::uint64_t>(rank());
+    return {begin, begin + of.piece_elements};
+  }
+
+  /// A group's part of an fp32 state array that begins at `offset` of the allocation.
+  float* state(std::uint32_t unit, std::uint32_t group, std::uint64_t offset) {
+    const std::uint64_t ranks =
+        policy.strategy.shard_optimizer ? 1 : static_cast<std::uint64_t>(world());
+    return reinterpret_cast<float*>(memory + offset) + layout(unit).state_offset(group) * ranks;
+  }
+  float* reduced(std::uint32_t unit, std::uint32_t group) {
+    return state(unit, group, map.units[unit].reduced);
+  }
+  float* moment(std::uint32_t unit, std::uint32_t group, int index) {
+    const std::uint64_t bytes =
+        state_elements(registry.unit(unit), policy.strategy) * sizeof(float);
+    return state(unit, group, map.units[unit].moments + bytes * static_cast<std::uint64_t>(index));
+  }
+  /// The fp32 weights the optimizer updates: the master, or the parameters themselves.
+  float* master(std::uint32_t unit, std::uint32_t group) {
+    const layout::UnitLayout& at = layout(unit);
+    if (!PrecisionDescription::has_master(at.groups[group].dtype)) {
+      std::byte* own = policy.strategy.shard_optimizer
+                           ? piece(unit, group)
+                           : memory + map.units[unit].parameters + at.full_offset(group);
+      return reinterpret_cast<float*>(own);
+    }
+    std::uint64_t elements = 0;
+    for (std::uint32_t g = 0; g < group; ++g) {
+      if (at.groups[g].trainable && PrecisionDescription::has_master(at.groups[g].dtype)) {
+        elements += at.groups[g].piece_elements;
+      }
+    }
+    const std::uint64_t ranks =
+        policy.strategy.shard_optimizer ? 1 : static_cast<std::uint64_t>(world());
+    return reinterpret_cast<float*>(memory + map.units[unit].master) + elements * ranks;
+  }
+
+  DType gradient_dtype(std::uint32_t unit, std::uint32_t group) const {
+    return policy.precision.gradient_of(layout(unit).groups[group].dtype);
+  }
+
+  /// Throws what a stream's work threw, or that the group was aborted.
+  void check() {
+    if (!broken.empty()) detail::fail("tessera: the step failed (", broken, "): call reset()");
+    try {
+      backend.check();
+    } catch (const std::exception& error) {
+      broken = error.what();
+      throw;
+    }
+  }
+
+  void wait_timed(const char* what, std::uint32_t unit, typename B::Event& event) {
+    const std::size_t span =
+        recorder.begin(Span::wait, what, registry.unit(unit).name, StreamKind::compute);
+    backend.wait(compute(), event);
+    recorder.end(span);
+  }
+
+  void note_use() {
+    const std::uint64_t arena = plan.total_bytes() - slot_bytes + slots.used_bytes();
+    if (arena > peak_bytes) peak_bytes = arena;
+  }
+
+  PolicyDescription policy;
+  Options options;
+  int moments;
+  Registry registry;
+
+  // Declared ahead of the backend: streams may still touch events while the backend ends.
+  EventPool<B> events;
+  std::vector<UnitState<B>> units;
+  typename B::Event updated;  ///< on compute: the optimizer has changed the pieces
+
+  B backend;
+  Comm control;
+  Comm gather_comm;
+  Comm reduce_comm;
+  SlotArena<B> slots;
+  Recorder<B> recorder;
+
+  std::vector<UnitFacts> facts;
+  Plan plan;
+  MemoryMap map;
+  std::byte* memory = nullptr;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t peak_bytes = 0;
+  std::unique_ptr<NormTree> norm_tree;
+  bool materialized = false;
+  bool accumulating = false;
+  bool evaluating = false;
+  std::string broken;  ///< why, when a step has failed and reset() is due
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,265 @@
+// From units, policy and options to the plan, and to the address of every buffer within the one
+// allocation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/engine/chunks.hpp"
+#include "tessera/engine/norm_tree.hpp"
+#include "tessera/engine/options.hpp"
+#include "tessera/engine/order.hpp"
+#include "tessera/engine/plan.hpp"
+#include "tessera/engine/registry.hpp"
+#include "tessera/engine/schedule.hpp"
+
+namespace tessera::engine {
+
+/// Byte offsets of a unit's buffers within the allocation.
+struct UnitMap {
+  std::uint64_t parameters = 0;  ///< the full buffer where it persists, else the piece
+  std::uint64_t master = 0;      ///< of the trainable groups that have one
+  std::uint64_t reduced = 0;     ///< reduced gradients, fp32
+  std::uint64_t moments = 0;     ///< the first of them; the others follow at equal distance
+  std::uint64_t gradients = 0;   ///< the full buffer where it persists
+};
+
+struct MemoryMap {
+  std::vector<UnitMap> units;
+  std::uint64_t slots = 0;
+  std::uint64_t scalars = 0;
+  std::uint64_t total = 0;
+};
+
+/// The elements per rank-held array of fp32 state: a piece, or everything where the strategy
+/// does not shard the optimizer.
+inline std::uint64_t state_elements(const UnitRecord& unit, const StrategyDescription& strategy) {
+  const std::uint64_t piece = unit.layout.trainable_piece_elements();
+  return strategy.shard_optimizer ? piece : piece * static_cast<std::uint64_t>(unit.layout.world);
+}
+
+inline std::uint64_t master_elements(const UnitRecord& unit, const StrategyDescription& strategy) {
+  std::uint64_t piece = 0;
+  for (const layout::GroupLayout& group : unit.layout.used()) {
+    if (group.trainable && PrecisionDescription::has_master(group.dtype)) {
+      piece += group.piece_elements;
+    }
+  }
+  return strategy.shard_optimizer ? piece : piece * static_cast<std::uint64_t>(unit.layout.world);
+}
+
+/// Bytes of a unit's full gradient buffer ahead of `group` (of all of it with group_count).
+inline std::uint64_t gradient_offset(const layout::UnitLayout& layout, std::uint32_t group,
+                                     const PrecisionDescription& precision) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t g = 0; g < group; ++g) {
+    if (!layout.groups[g].trainable) continue;
+    bytes += layout.groups[g].full_elements(layout.world) *
+             size_of(precision.gradient_of(layout.groups[g].dtype));
+  }
+  return bytes;
+}
+
+class Planner {
+ public:
+  Planner(const Registry& registry, const PolicyDescription& policy, const Options& options,
+          int moments, int world)
+      : registry_(registry), policy_(policy), options_(options), moments_(moments), world_(world) {
+    compute_facts();
+  }
+
+  const std::vector<UnitFacts>& facts() const { return facts_; }
+
+  /// The schedule of an order; with fewer gathers ahead if its slots would not fit in
+  /// `arena_limit` bytes. The result may still not fit: then the engine places slots as it goes.
+  ScheduleTable schedule(const Order& order, std::uint64_t arena_limit) const {
+    Depths depths = Depths::of(options_);
+    for (;;) {
+      ScheduleTable table = Scheduler(facts_, depths).run(order);
+      if (table.arena_bytes <= arena_limit) return table;
+      if (depths.prefetch > 0) {
+        --depths.prefetch;
+      } else if (depths.reductions > 0) {
+        --depths.reductions;
+      } else {
+        return table;
+      }
+    }
+  }
+
+  std::pair<Plan, MemoryMap> plan() const {
+    const std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
+    const ScheduleTable training = schedule(expected_training_order(registry_), unlimited);
+    const ScheduleTable evaluation = schedule(expected_evaluation_order(registry_), unlimited);
+    const std::uint64_t slots =
+        std::max(training.arena_bytes, evaluation.arena_bytes) + options_.spare_slot_bytes;
+
+    Plan plan;
+    MemoryMap map;
+    map.units.resize(registry_.units().size());
+    plan.policy = std::string(policy_.strategy.name) + ", " + policy_.precision.name + ", " +
+                  policy_.offload.name;
+    plan.world = world_;
+    std::uint64_t at = 0;
+    std::uint64_t gathered = 0;  // persistent full buffers beyond the piece: not state
+    for (std::size_t u = 0; u < map.units.size(); ++u) {
+      const UnitRecord& unit = registry_.unit(static_cast<std::uint32_t>(u));
+      map.units[u].parameters = at;
+      const bool full = !facts_[u].parameter_slot;
+      at += full ? facts_[u].full_bytes : unit.layout.piece_bytes();
+      if (full && policy_.strategy.shard_parameters) {
+        gathered += facts_[u].full_bytes - unit.layout.piece_bytes();
+      }
+    }
+    plan.memory.push_back({"parameters", at - gathered, true});
+    plan.memory.push_back({"parameters kept gathered", gathered, false});
+    add_states(plan, map, at);
+    std::uint64_t before = at;
+    for (std::size_t u = 0; u < map.units.size(); ++u) {
+      map.units[u].gradients = at;
+      if (!facts_[u].gradient_slot) at += facts_[u].gradient_bytes;
+    }
+    plan.memory.push_back({"full gradients", at - before, false});
+    map.slots = at;
+    at += slots;
+    plan.memory.push_back({"slots", slots, false});
+    map.scalars = at;
+    const std::uint64_t scalars = NormTree::bytes(registry_, world_);
+    at += scalars;
+    plan.memory.push_back({"norm scalars", scalars, false});
+    map.total = at;
+    plan.most_used_bytes =
+        at - slots + std::max(training.most_used_bytes, evaluation.most_used_bytes);
+    add_units(plan);
+    add_collectives(plan, training);
+    return {std::move(plan), std::move(map)};
+  }
+
+ private:
+  void compute_facts() {
+    const StrategyDescription& strategy = policy_.strategy;
+    for (const UnitRecord& unit : registry_.units()) {
+      UnitFacts facts;
+      facts.full_bytes = unit.layout.full_bytes();
+      facts.gradient_bytes =
+          gradient_offset(unit.layout, unit.layout.group_count, policy_.precision);
+      facts.trainable = facts.gradient_bytes > 0;
+      facts.reshard = world_ == 1 ? Reshard::never : strategy.reshard;
+      if (unit.options.override_reshard && strategy.shard_parameters && world_ > 1) {
+        facts.reshard = unit.options.reshard;
+      }
+      facts.gradient_slot =
+          strategy.shard_gradients && options_.accumulation == Accumulation::reduce_each;
+      facts_.push_back(facts);
+    }
+    if (strategy.by_budget && world_ > 1) keep_by_budget();
+    for (UnitFacts& facts : facts_) {
+      facts.parameter_slot = facts.reshard == Reshard::after_forward;
+    }
+  }
+
+  // The largest first, never over, whatever the order of registration.
+  void keep_by_budget() {
+    std::vector<std::size_t> order(facts_.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return facts_[a].full_bytes > facts_[b].full_bytes;
+    });
+    std::uint64_t left = options_.gathered_bytes;
+    for (std::size_t u : order) {
+      if (registry_.units()[u].options.override_reshard || facts_[u].full_bytes > left) continue;
+      facts_[u].reshard = Reshard::after_step;
+      left -= facts_[u].full_bytes;
+    }
+  }
+
+  void add_states(Plan& plan, MemoryMap& map, std::uint64_t& at) const {
+    const auto add = [&](const char* what, auto member, auto elements) {
+      const std::uint64_t before = at;
+      for (std::size_t u = 0; u < map.units.size(); ++u) {
+        map.units[u].*member = at;
+        at += elements(registry_.units()[u]) * sizeof(float);
+      }
+      plan.memory.push_back({what, at - before, true});
+    };
+    const auto state = [&](const UnitRecord& u) { return state_elements(u, policy_.strategy); };
+    add("master weights", &UnitMap::master,
+        [&](const UnitRecord& u) { return master_elements(u, policy_.strategy); });
+    add("moments", &UnitMap::moments,
+        [&](const UnitRecord& u) { return state(u) * static_cast<std::uint64_t>(moments_); });
+    add("reduced gradients", &UnitMap::reduced, state);
+  }
+
+  void add_units(Plan& plan) const {
+    for (std::size_t u = 0; u < facts_.size(); ++u) {
+      const UnitRecord& unit = registry_.units()[u];
+      PlanUnit row{
+          unit.name, facts_[u].full_bytes, unit.layout.piece_bytes(), facts_[u].gradient_bytes, 0,
+          0};
+      for (const layout::GroupLayout& group : unit.layout.used()) {
+        row.padding += group.full_elements(world_);
+      }
+      for (std::uint32_t id : unit.tensors) {
+        const TensorRecord& tensor = registry_.tensor(id);
+        row.padding -= tensor.elements;
+        if (!tensor.handle.rebindable()) {
+          row.copied += tensor.elements * size_of(tensor.info.dtype);
+        }
+      }
+      plan.units.push_back(std::move(row));
+    }
+  }
+
+  std::uint64_t chunks(std::uint64_t full_bytes, std::size_t units_in_bucket) const {
+    if (units_in_bucket > 1) return 1;
+    return chunk_count(full_bytes / static_cast<std::uint64_t>(world_), options_.bucket_bytes,
+                       world_);
+  }
+
+  void add_collectives(Plan& plan, const ScheduleTable& table) const {
+    if (world_ == 1) return;
+    const auto others = static_cast<std::uint64_t>(world_ - 1);
+    const auto ranks = static_cast<std::uint64_t>(world_);
+    auto& gather = plan.collectives[CollectiveKind::all_gather];
+    for (const auto& units : table.gathers) {
+      std::uint64_t bytes = 0;
+      for (std::uint32_t u : units) {
+        const bool once = facts_[u].reshard == Reshard::after_step && !facts_[u].trainable;
+        if (!once) bytes += facts_[u].full_bytes;
+      }
+      if (bytes == 0) continue;
+      gather.count += chunks(bytes, units.size());
+      gather.bytes += bytes / ranks * others;
+    }
+    auto& reduce = plan.collectives[CollectiveKind::reduce_scatter];
+    for (const auto& units : table.reductions) {
+      std::uint64_t bytes = 0;
+      for (std::uint32_t u : units) {
+        bytes += facts_[u].gradient_bytes;
+        if (policy_.strategy.shard_optimizer) continue;
+        ++gather.count;  // Replicate gathers the sums
+        gather.bytes +=
+            registry_.units()[u].layout.trainable_piece_elements() * sizeof(float) * others;
+      }
+      reduce.count += chunks(bytes, units.size());
+      reduce.bytes += bytes / ranks * others;
+    }
+    const std::uint64_t scalars = NormTree::bytes(registry_, world_);
+    if (scalars > 0) {
+      plan.collectives[CollectiveKind::scalars] = {1, scalars / ranks * others};
+    }
+  }
+
+  const Registry& registry_;
+  PolicyDescription policy_;
+  const Options& options_;
+  int moments_;
+  int world_;
+  std::vector<UnitFacts> facts_;
+};
+
+}  // namespace tessera::engine

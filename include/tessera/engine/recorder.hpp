@@ -1,0 +1,138 @@
+// Timestamps of a step: begin and end marks on streams, resolved once the streams have passed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/backend/backend.hpp"
+#include "tessera/engine/report.hpp"
+
+namespace tessera::engine {
+
+/// What a span of time on a stream counts as.
+enum class Span : std::uint8_t { lease, wait, collective, other };
+
+template <Runtime B>
+class Recorder {
+ public:
+  Recorder(B& backend, bool keep_trace) : backend_(backend), keep_trace_(keep_trace) {}
+
+  /// Opens a span on a stream; close it with end(). Names must outlive the Recorder.
+  std::size_t begin(Span span, std::string_view name, std::string_view unit, StreamKind stream,
+                    std::uint64_t bytes = 0) {
+    if (used_ == kMost) return kMost;  // a program that never calls step() must not grow for ever
+    if (used_ == records_.size()) records_.emplace_back();
+    Record& record = records_[used_];
+    record.span = span;
+    record.name = name;
+    record.unit = unit;
+    record.stream = stream;
+    record.bytes = bytes;
+    record.ended = false;
+    backend_.mark(record.from, backend_.stream(stream));
+    return used_++;
+  }
+  void end(std::size_t record) {
+    if (record == kMost) return;
+    records_[record].ended = true;
+    backend_.mark(records_[record].to, backend_.stream(records_[record].stream));
+  }
+  /// A point in time, such as a reshard.
+  void instant(std::string_view name, std::string_view unit, StreamKind stream) {
+    if (keep_trace_) end(begin(Span::other, name, unit, stream));
+  }
+
+  /// Sets the report's times and starts over. All streams must have passed all marks.
+  void resolve(StepReport& report) {
+    std::vector<Interval> leases;
+    std::vector<Interval> waits;
+    std::int64_t communication = 0;
+    for (std::size_t i = 0; i < used_; ++i) {
+      const Record& record = records_[i];
+      if (!record.ended) continue;
+      const Interval time{backend_.time_ns(record.from), backend_.time_ns(record.to)};
+      if (record.span == Span::collective) communication += time.second - time.first;
+      if (record.span == Span::lease) leases.push_back(time);
+      if (record.span == Span::wait) waits.push_back(time);
+      if (keep_trace_) {
+        trace_.push_back({std::string(record.name), std::string(record.unit), record.stream,
+                          time.first, time.second, record.bytes});
+      }
+    }
+    used_ = 0;
+    merge(leases);
+    merge(waits);
+    report.communication_ms = ms(communication);
+    report.exposed_ms = ms(length(waits));
+    report.compute_ms = ms(length(leases) - common(leases, waits));
+  }
+
+  /// Everything resolved so far; empty unless the trace is kept.
+  const std::vector<TraceEvent>& trace() const { return trace_; }
+  /// Forgets the spans after the first `count`: those of a failed step, or of an evaluation.
+  void truncate(std::size_t count) { used_ = std::min(used_, count); }
+  std::size_t count() const { return used_; }
+
+ private:
+  using Interval = std::pair<std::int64_t, std::int64_t>;
+  struct Record {
+    Span span = Span::other;
+    std::string_view name;
+    std::string_view unit;
+    StreamKind stream = StreamKind::compute;
+    std::uint64_t bytes = 0;
+    bool ended = false;
+    typename B::Mark from;
+    typename B::Mark to;
+  };
+
+  static constexpr std::size_t kMost = 1 << 20;
+
+  static double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+  // Leases may be nested: each moment counts once.
+  static void merge(std::vector<Interval>& intervals) {
+    std::sort(intervals.begin(), intervals.end());
+    std::size_t kept = 0;
+    for (const Interval& next : intervals) {
+      if (kept > 0 && next.first <= intervals[kept - 1].second) {
+        intervals[kept - 1].second = std::max(intervals[kept - 1].second, next.second);
+      } else {
+        intervals[kept++] = next;
+      }
+    }
+    intervals.resize(kept);
+  }
+  static std::int64_t length(const std::vector<Interval>& intervals) {
+    std::int64_t total = 0;
+    for (const Interval& interval : intervals) total += interval.second - interval.first;
+    return total;
+  }
+  static std::int64_t common(const std::vector<Interval>& a, const std::vector<Interval>& b) {
+    std::int64_t total = 0;
+    for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+      const std::int64_t from = std::max(a[i].first, b[j].first);
+      const std::int64_t to = std::min(a[i].second, b[j].second);
+      if (from < to) total += to - from;
+      if (a[i].second < b[j].second) {
+        ++i;
+      } else {
+        ++j;
+      }
+    }
+    return total;
+  }
+
+  B& backend_;
+  const bool keep_trace_;
+  std::deque<Record> records_;  // marks keep their address while streams write them
+  std::size_t used_ = 0;
+  std::vector<TraceEvent> trace_;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,235 @@
+// Gradient buffers and their reduction: full gradients in, fp32 means in the pieces out.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/engine/chunks.hpp"
+#include "tessera/engine/context.hpp"
+#include "tessera/exact/rounding_mode.hpp"
+#include "tessera/exact/strict_double.hpp"
+
+namespace tessera::engine {
+
+template <Backend Bk>
+class Reducing {
+ public:
+  using B = typename Bk::Runtime;
+
+  explicit Reducing(Context<Bk>& context)
+      : c_(context), depths_(Depths::of(context.options)), bucket_(depths_.bucket_bytes) {}
+
+  /// A backward lease opens on a unit that has none: its gradient buffer, ready to be written.
+  template <class MakeRoom>
+  void open(std::uint32_t u, std::uint64_t preferred, MakeRoom&& make_room) {
+    UnitState<B>& unit = c_.units[u];
+    if (bucket_.holds(u)) flush();
+    while (in_flight_.size() > static_cast<std::size_t>(depths_.reductions)) retire();
+    unit.reduces = false;
+    unit.written.assign(c_.registry.unit(u).tensors.size(), 0);
+    const std::size_t span = c_.recorder.begin(Span::wait, "wait for reduction",
+                                               c_.registry.unit(u).name, StreamKind::compute);
+    if (c_.facts[u].gradient_slot) {
+      const std::uint64_t bytes = c_.facts[u].gradient_bytes;
+      std::optional<std::uint64_t> slot = c_.slots.take(bytes, preferred, c_.compute());
+      while (!slot && make_room()) slot = c_.slots.take(bytes, preferred, c_.compute());
+      if (!slot) {
+        detail::fail("tessera: no slot for the gradients of unit '", c_.registry.unit(u).name,
+                     "' (", bytes,
+                     " bytes): close other leases first or raise "
+                     "Options::spare_slot_bytes");
+      }
+      unit.gradient_slot = *slot;
+      unit.gradients = c_.memory + c_.map.slots + *slot;
+      c_.note_use();
+    } else {
+      c_.backend.wait(c_.compute(), unit.reduction);  // it may still be read
+    }
+    c_.recorder.end(span);
+  }
+
+  /// The last backward lease of a unit closes: what nobody wrote is zero, and, if it reduces, the
+  /// unit joins the bucket.
+  void close(std::uint32_t u) {
+    UnitState<B>& unit = c_.units[u];
+    if (!unit.gradients_held) zero_unwritten(u);
+    unit.gradients_held = true;
+    if (!unit.reduces) return;
+    add_to_bucket(u);
+  }
+
+  /// Reduces what is held unreduced. True if there was anything.
+  bool reduce_held() {
+    bool any = false;
+    for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
+      if (!c_.units[u].gradients_held || bucket_.holds(u)) continue;
+      add_to_bucket(u);
+      any = true;
+    }
+    flush();
+    return any;
+  }
+
+  /// The name of a unit with gradients that no reduction is due for; null if there is none.
+  const std::string* unreduced() const {
+    for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
+      if (c_.units[u].gradients_held && !bucket_.holds(u)) return &c_.registry.unit(u).name;
+    }
+    return nullptr;
+  }
+
+  /// Reduces the bucket, if anything waits in it.
+  void flush() {
+    if (bucket_.empty()) return;
+    c_.backend.record(ready_, c_.compute());
+    c_.backend.wait(c_.reducing(), ready_);
+    launch();
+    InFlight flight;
+    for (std::uint32_t u : bucket_.units()) {
+      UnitState<B>& unit = c_.units[u];
+      if (c_.backend.poisons()) {
+        c_.backend.fill(c_.reducing(), unit.gradients, 0xFF, c_.facts[u].gradient_bytes);
+      }
+      c_.backend.record(unit.reduction, c_.reducing());
+      if (unit.gradient_slot != kNoSlot) {
+        flight.slots.push_back(unit.gradient_slot);
+        unit.gradient_slot = kNoSlot;
+        unit.gradients = nullptr;
+      }
+      unit.gradients_held = false;
+      unit.reduced = true;
+    }
+    const std::uint32_t last = bucket_.units().back();
+    in_flight_.push_back(std::move(flight));
+    bucket_.clear();
+    if (c_.options.schedule == Schedule::sequential) {
+      c_.wait_timed("wait for reduction", last, c_.units[last].reduction);
+    }
+  }
+
+  /// Gives the slots of all reductions in flight back. True if there were any.
+  bool retire_all() {
+    const bool any = !in_flight_.empty();
+    while (!in_flight_.empty()) retire();
+    return any;
+  }
+
+  /// After a failure: nothing waits, nothing is in flight, nothing has been reduced.
+  void forget() {
+    retire_all();
+    bucket_.clear();
+    for (UnitState<B>& unit : c_.units) {
+      if (unit.gradient_slot != kNoSlot) {
+        c_.slots.give_back(unit.gradient_slot, c_.compute());
+        unit.gradient_slot = kNoSlot;
+        unit.gradients = nullptr;
+      }
+      unit.backward_leases = 0;
+      unit.gradients_held = unit.reduces = unit.reduced = false;
+    }
+  }
+
+  /// Where a tensor's full gradient lies; only while its unit has a gradient buffer.
+  std::byte* gradient(const TensorRecord& tensor) {
+    const layout::UnitLayout& at = c_.layout(tensor.unit);
+    const std::uint32_t g = tensor.placement.group;
+    if (tensor.elements == 0) return nullptr;
+    return c_.units[tensor.unit].gradients + gradient_offset(at, g, c_.policy.precision) +
+           tensor.placement.offset * size_of(c_.gradient_dtype(tensor.unit, g));
+  }
+
+ private:
+  struct InFlight {
+    std::vector<std::uint64_t> slots;
+  };
+
+  void add_to_bucket(std::uint32_t u) {
+    const std::uint64_t bytes = c_.facts[u].gradient_bytes;
+    if (!bucket_.has_room_for(bytes)) flush();
+    bucket_.add(u, bytes);
+    if (bucket_.full()) flush();
+  }
+
+  void retire() {
+    for (std::uint64_t slot : in_flight_.front().slots) c_.slots.give_back(slot, c_.reducing());
+    in_flight_.pop_front();
+  }
+
+  void zero_unwritten(std::uint32_t u) {
+    const UnitRecord& record = c_.registry.unit(u);
+    for (std::size_t i = 0; i < record.tensors.size(); ++i) {
+      const TensorRecord& tensor = c_.registry.tensor(record.tensors[i]);
+      if (c_.units[u].written[i] || !tensor.info.trainable || tensor.elements == 0) continue;
+      const DType dtype = c_.gradient_dtype(u, tensor.placement.group);
+      c_.backend.fill(c_.compute(), gradient(tensor), 0, tensor.elements * size_of(dtype));
+    }
+  }
+
+  float scale_of(std::uint32_t u) const {
+    const float own = c_.registry.unit(u).options.gradient_divisor;
+    const float common = c_.options.gradient_divisor;
+    const float divisor = own > 0 ? own : (common > 0 ? common : static_cast<float>(c_.world()));
+    const StrictRounding strict;
+    return (StrictDouble{1.0} / StrictDouble{static_cast<double>(divisor)}).to_float();
+  }
+
+  void launch() {
+    const std::vector<std::uint32_t>& units = bucket_.units();
+    const bool single = units.size() == 1;
+    std::uint64_t piece_bytes = 0;
+    if (single)
+      piece_bytes = c_.facts[units[0]].gradient_bytes / static_cast<std::uint64_t>(c_.world());
+    const std::uint64_t limit = single ? c_.options.bucket_bytes : 0;
+    const std::uint64_t chunk = chunk_bytes(limit, c_.world());
+    const std::uint64_t count = chunk_count(piece_bytes, limit, c_.world());
+    const std::string& name = c_.registry.unit(units[0]).name;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      segments_.clear();
+      std::uint64_t bytes = 0;
+      for (std::uint32_t u : units) bytes += add_segments(u, i, chunk);
+      c_.backend.ahead_of_collective(c_.reducing());
+      const std::size_t span =
+          c_.recorder.begin(Span::collective, "reduce", name, StreamKind::reduce, bytes);
+      c_.reduce_comm.reduce_scatter(c_.reducing(), {CollectiveKind::reduce_scatter, name},
+                                    segments_);
+      c_.recorder.end(span);
+    }
+  }
+
+  std::uint64_t add_segments(std::uint32_t u, std::uint64_t index, std::uint64_t chunk) {
+    const layout::UnitLayout& at = c_.layout(u);
+    const bool accumulate = c_.units[u].reduced;
+    const float scale = scale_of(u);
+    std::uint64_t position = 0;
+    std::uint64_t total = 0;
+    for (std::uint32_t g = 0; g < at.group_count; ++g) {
+      if (!at.groups[g].trainable) continue;
+      const DType dtype = c_.gradient_dtype(u, g);
+      const std::uint64_t elements = at.groups[g].piece_elements;
+      const std::uint64_t own =
+          c_.policy.strategy.shard_optimizer ? 0 : elements * static_cast<std::uint64_t>(c_.rank());
+      const std::byte* full = c_.units[u].gradients + gradient_offset(at, g, c_.policy.precision);
+      part_in_chunk(position, elements * size_of(dtype), index, chunk,
+                    [&](std::uint64_t begin, std::uint64_t bytes) {
+                      segments_.push_back({full + begin, dtype,
+                                           c_.reduced(u, g) + own + begin / size_of(dtype),
+                                           bytes / size_of(dtype), elements, scale, accumulate});
+                      total += bytes;
+                    });
+      position += elements * size_of(dtype);
+    }
+    return total;
+  }
+
+  Context<Bk>& c_;
+  const Depths depths_;
+  Bucket bucket_;
+  std::deque<InFlight> in_flight_;
+  std::vector<ReduceSegment> segments_;
+  typename B::Event ready_;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,202 @@
+// Reading and writing training state by tensor: full values over all ranks, and this rank's part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/engine/context.hpp"
+#include "tessera/exact/bf16.hpp"
+
+namespace tessera {
+
+/// A kind of training state of a tensor.
+struct State {
+  enum class Kind : std::uint8_t { parameter, master, gradient, moment };
+  Kind kind = Kind::parameter;
+  int index = 0;  ///< which moment
+
+  static constexpr State parameter() { return {Kind::parameter, 0}; }
+  /// The fp32 weights; of an f32 tensor the parameter itself.
+  static constexpr State master() { return {Kind::master, 0}; }
+  /// The reduced gradient, between the last reduction and step(): before clipping.
+  static constexpr State gradient() { return {Kind::gradient, 0}; }
+  static constexpr State moment(int index) { return {Kind::moment, index}; }
+};
+
+/// This rank's part of a state: the tensor's elements [begin, begin + values.size()).
+struct LocalState {
+  std::span<float> values;
+  std::uint64_t begin = 0;
+};
+
+}  // namespace tessera
+
+namespace tessera::engine {
+
+template <Backend Bk>
+class States {
+ public:
+  using B = typename Bk::Runtime;
+
+  explicit States(Context<Bk>& context) : c_(context) {}
+
+  /// The tensor's elements this rank holds of `state`.
+  layout::Range held(State state, const TensorRecord& tensor) const {
+    if (is_whole(state, tensor)) return {0, tensor.elements};
+    return layout::owned(c_.registry.group_of(tensor), tensor.placement, tensor.elements,
+                         c_.rank());
+  }
+
+  /// Where the first element this rank holds lies.
+  std::byte* address(State state, const TensorRecord& tensor) {
+    const std::uint32_t u = tensor.unit;
+    const std::uint32_t g = tensor.placement.group;
+    const std::uint64_t element = tensor.placement.offset + held(state, tensor).begin;
+    if (state.kind == State::Kind::parameter) {
+      const layout::GroupLayout& group = c_.layout(u).groups[g];
+      const std::uint64_t width = size_of(group.dtype);
+      if (c_.facts[u].reshard == Reshard::never) {
+        return c_.memory + c_.map.units[u].parameters + c_.layout(u).full_offset(g) +
+               element * width;
+      }
+      const std::uint64_t begin = group.piece_elements * static_cast<std::uint64_t>(c_.rank());
+      return c_.piece(u, g) + (element - begin) * width;
+    }
+    float* array = nullptr;
+    switch (state.kind) {
+      case State::Kind::master: array = c_.master(u, g); break;
+      case State::Kind::gradient: array = c_.reduced(u, g); break;
+      default: array = c_.moment(u, g, state.index); break;
+    }
+    return reinterpret_cast<std::byte*>(array + (element - c_.state_range(u, g).begin));
+  }
+
+  void check(State state, const TensorRecord& tensor) const {
+    const bool parameter = state.kind == State::Kind::parameter;
+    if (!parameter && !tensor.info.trainable) {
+      detail::fail("tessera: tensor '", tensor.info.name,
+                   "' is frozen: it has no master weights, gradient or moments");
+    }
+    if (state.kind == State::Kind::moment && (state.index < 0 || state.index >= c_.moments)) {
+      detail::fail("tessera: there is no moment ", state.index, ": the optimizer has ", c_.moments);
+    }
+    if (state.kind == State::Kind::gradient && !c_.units[tensor.unit].reduced) {
+      detail::fail("tessera: the gradient of '", tensor.info.name,
+                   "' has not been reduced in this step");
+    }
+  }
+
+  static std::uint64_t width(State state, const TensorRecord& tensor) {
+    return state.kind == State::Kind::parameter ? size_of(tensor.info.dtype) : sizeof(float);
+  }
+
+  /// The whole tensor on every rank. Collective unless this rank holds all of it.
+  std::vector<std::byte> full(State state, const TensorRecord& tensor) {
+    check(state, tensor);
+    const std::uint64_t element = width(state, tensor);
+    std::vector<std::byte> result(tensor.elements * element);
+    const layout::Range own = held(state, tensor);
+    if (is_whole(state, tensor)) {  // by rule, not by size: every rank must decide alike
+      c_.backend.read(c_.compute(), result.data(), address(state, tensor), result.size());
+      return result;
+    }
+    std::uint64_t most = 0;
+    for (int r = 0; r < c_.world(); ++r) most = std::max(most, part(tensor, r).size());
+    std::vector<std::byte> mine(most * element);
+    std::vector<std::byte> all(most * element * static_cast<std::uint64_t>(c_.world()));
+    if (!own.empty()) {
+      c_.backend.read(c_.compute(), mine.data(), address(state, tensor), own.size() * element);
+    }
+    const GatherSegment segment{mine.data(), all.data(), mine.size(), mine.size()};
+    c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, tensor.info.name},
+                              {&segment, 1});
+    c_.backend.synchronize(c_.reducing());
+    c_.check();
+    for (int r = 0; r < c_.world(); ++r) {
+      const layout::Range range = part(tensor, r);
+      const std::byte* from = all.data() + mine.size() * static_cast<std::uint64_t>(r);
+      std::copy(from, from + range.size() * element, result.data() + range.begin * element);
+    }
+    return result;
+  }
+
+  /// Sets a tensor from its full values, each rank its own part. Setting the parameter sets the
+  /// master too, and the other way round.
+  void set_full(State state, const TensorRecord& tensor, std::span<const float> values) {
+    check(state, tensor);
+    if (values.size() != tensor.elements) {
+      detail::fail("tessera: tensor '", tensor.info.name, "' has ", tensor.elements,
+                   " elements, not ", values.size());
+    }
+    const bool weights = state.kind == State::Kind::parameter || state.kind == State::Kind::master;
+    if (!weights) {
+      write_part(state, tensor, values);
+      return;
+    }
+    write_part(State::parameter(), tensor, values);
+    if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
+      write_part(State::master(), tensor, values);
+    }
+    c_.backend.record(c_.updated, c_.compute());
+  }
+
+  /// Writes this rank's part of the full values, in the state's own type.
+  void write_part(State state, const TensorRecord& tensor, std::span<const float> values) {
+    const layout::Range own = held(state, tensor);
+    const std::span<const float> part = values.subspan(own.begin, own.size());
+    write(state, tensor, part);
+  }
+
+  /// Writes the values of the elements this rank holds.
+  void write(State state, const TensorRecord& tensor, std::span<const float> part) {
+    if (part.empty()) return;
+    std::byte* to = address(state, tensor);
+    const DType dtype = state.kind == State::Kind::parameter ? tensor.info.dtype : DType::f32;
+    if (dtype == DType::f32) {
+      c_.backend.write(c_.compute(), to, part.data(), part.size_bytes());
+    } else if (dtype == DType::bf16) {
+      std::vector<bf16> rounded(part.size());
+      for (std::size_t i = 0; i < part.size(); ++i) rounded[i] = to_bf16(part[i]);
+      c_.backend.write(c_.compute(), to, rounded.data(), rounded.size() * sizeof(bf16));
+    } else {
+      detail::fail("tessera: tensor '", tensor.info.name, "' of type ", dtype,
+                   " cannot be set from floats: initialise it with from_tensors");
+    }
+  }
+
+  /// Floats of a tensor's bytes as full() returns them.
+  static std::vector<float> to_floats(State state, const TensorRecord& tensor,
+                                      const std::vector<std::byte>& bytes) {
+    std::vector<float> values(tensor.elements);
+    const DType dtype = state.kind == State::Kind::parameter ? tensor.info.dtype : DType::f32;
+    if (dtype == DType::f32) {
+      std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(values.data()));
+    } else if (dtype == DType::bf16) {
+      const auto* from = reinterpret_cast<const bf16*>(bytes.data());
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = to_float(from[i]);
+    } else {
+      detail::fail("tessera: tensor '", tensor.info.name, "' of type ", dtype,
+                   " has no floats: read its bytes");
+    }
+    return values;
+  }
+
+ private:
+  // Every rank holds all of it.
+  bool is_whole(State state, const TensorRecord& tensor) const {
+    return c_.world() == 1 ||
+           (state.kind == State::Kind::parameter ? c_.facts[tensor.unit].reshard == Reshard::never
+                                                 : !c_.policy.strategy.shard_optimizer);
+  }
+
+  layout::Range part(const TensorRecord& tensor, int rank) const {
+    return layout::owned(c_.registry.group_of(tensor), tensor.placement, tensor.elements, rank);
+  }
+
+  Context<Bk>& c_;
+};
+
+}  // namespace tessera::engine

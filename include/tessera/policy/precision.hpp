@@ -1,0 +1,57 @@
+// Precision: the types of gathered parameters and gradients. Master weights, moments and reduced
+// gradients are fp32 under every policy here.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "tessera/exact/bf16.hpp"
+#include "tessera/policy/description.hpp"
+
+namespace tessera {
+
+/// A precision policy is a type with `static constexpr PrecisionDescription describe()` and
+/// `template <class E> using gradient_element`, the element type of the gradient buffer of a tensor
+/// with elements E.
+template <class P>
+concept PrecisionPolicy = requires {
+  { P::describe() } -> std::same_as<PrecisionDescription>;
+  typename P::template gradient_element<float>;
+};
+
+/// Everything in fp32; the parameters are the master weights.
+struct Fp32 {
+  static constexpr PrecisionDescription describe() { return {.name = "fp32"}; }
+  template <class E>
+  using gradient_element = E;
+};
+
+/// bf16 parameters and gradients, fp32 master weights, sums over ranks in fp32. Unreduced
+/// accumulation over micro-steps is in the gradient's type: see WithGradients for fp32.
+struct Bf16 {
+  static constexpr PrecisionDescription describe() {
+    return {.name = "bf16", .parameter = DType::bf16, .gradient = DType::bf16};
+  }
+  template <class E>
+  using gradient_element = E;
+};
+
+/// Policy `P` with gradient buffers, accumulation and reduction in type `G` (float or bf16).
+template <PrecisionPolicy P, class G>
+struct WithGradients {
+  static_assert(std::is_same_v<G, float> || std::is_same_v<G, bf16>,
+                "tessera: WithGradients takes float or tessera::bf16 as the gradients' type");
+  static constexpr PrecisionDescription describe() {
+    PrecisionDescription description = P::describe();
+    description.gradient = ElementTraits<G>::dtype;
+    return description;
+  }
+  template <class E>
+  using gradient_element = std::conditional_t<ElementTraits<E>::dtype == P::describe().parameter, G,
+                                              typename P::template gradient_element<E>>;
+};
+
+static_assert(PrecisionPolicy<Fp32> && PrecisionPolicy<Bf16> &&
+              PrecisionPolicy<WithGradients<Bf16, float>>);
+
+}  // namespace tessera
