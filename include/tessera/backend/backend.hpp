@@ -54,6 +54,7 @@ concept Runtime = requires(B b, typename B::Stream& stream, typename B::Event& e
   b.synchronize(stream);
   b.mark(mark, stream);
   { b.time_ns(mark) } -> std::same_as<std::int64_t>;
+  { b.now_ns() } -> std::same_as<std::int64_t>;  ///< the caller's time, of the marks' clock
   b.copy(stream, p, cp, n);
   b.fill(stream, p, std::uint8_t{0}, n);
   b.read(stream, p, cp, n);

@@ -80,11 +80,11 @@ class HostRuntime {
   void synchronize(Stream& stream) { stream.synchronize(); }
 
   void mark(Mark& mark, Stream& stream) {
-    stream.enqueue_always([&mark] {
-      const auto now = std::chrono::steady_clock::now().time_since_epoch();
-      mark.ns.store(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
-                    std::memory_order_relaxed);
-    });
+    stream.enqueue_always([this, &mark] { mark.ns.store(now_ns(), std::memory_order_relaxed); });
+  }
+  std::int64_t now_ns() const {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
   }
   std::int64_t time_ns(const Mark& mark) const { return mark.ns.load(std::memory_order_relaxed); }
 

@@ -76,7 +76,7 @@ class Core {
     training_table_ = schedule(training_.expected());
     evaluation_table_ = schedule(evaluation_.expected());
     last_counts_ = counts();
-    last_end_ = now();
+    last_end_ = c_.backend.now_ns();
     c_.backend.check();
   }
 
@@ -235,7 +235,7 @@ class Core {
     c_.recorder.truncate(0);
     training_.restart();
     last_counts_ = counts();
-    last_end_ = now();
+    last_end_ = c_.backend.now_ns();
   }
 
   void require_materialized() const {
@@ -426,6 +426,7 @@ class Core {
   void complete(StepReport& report) {
     c_.backend.synchronize(c_.gathering());
     c_.backend.synchronize(c_.reducing());
+    c_.backend.synchronize(c_.compute());
     c_.check();
     report.step = steps_;
     report.learning_rate = learning_rate_;
@@ -435,7 +436,7 @@ class Core {
     report.collectives -= last_counts_;
     last_counts_ = all;
     report.peak_bytes = c_.peak_bytes;
-    const std::int64_t end = now();
+    const std::int64_t end = c_.backend.now_ns();
     report.step_ms = static_cast<double>(end - last_end_) / 1e6;
     report.host_enqueue_us =
         std::max(0.0, static_cast<double>(enqueue_ns_) / 1e3 - report.exposed_ms * 1e3);

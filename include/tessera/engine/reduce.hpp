@@ -95,6 +95,7 @@ class Reducing {
       }
       c_.backend.record(unit.reduction, c_.reducing());
       if (unit.gradient_slot != kNoSlot) {
+        c_.slots.finish_use(unit.gradient_slot, c_.reducing());
         flight.slots.push_back(unit.gradient_slot);
         unit.gradient_slot = kNoSlot;
         unit.gradients = nullptr;
@@ -154,7 +155,7 @@ class Reducing {
   }
 
   void retire() {
-    for (std::uint64_t slot : in_flight_.front().slots) c_.slots.give_back(slot, c_.reducing());
+    for (std::uint64_t slot : in_flight_.front().slots) c_.slots.give_back(slot);
     in_flight_.pop_front();
   }
 

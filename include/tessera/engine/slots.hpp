@@ -53,41 +53,53 @@ class SlotArena {
       offset = first_free(bytes);
     }
     if (!offset) return offset;
-    taken_.push_back({*offset, *offset + bytes});
+    taken_.push_back({*offset, *offset + bytes, nullptr});
     used_ += bytes;
     wait_for_former_owners(*offset, bytes, stream);
     return offset;
   }
 
-  /// Gives the range back; it may be written again once `stream` has come this far.
-  void give_back(std::uint64_t offset, typename B::Stream& stream) {
-    for (std::size_t i = 0; i < taken_.size(); ++i) {
-      if (taken_[i].begin != offset) continue;
-      forget_fences_within(taken_[i]);
-      typename B::Event& event = events_.take();
-      backend_.record(event, stream);
-      fences_.push_back({taken_[i], &event});
-      used_ -= taken_[i].end - taken_[i].begin;
-      taken_[i] = taken_.back();
-      taken_.pop_back();
+  /// The owner's last use of the range is what `stream` holds so far. The range stays taken.
+  void finish_use(std::uint64_t offset, typename B::Stream& stream) {
+    for (Piece& piece : taken_) {
+      if (piece.begin != offset) continue;
+      piece.last_use = &events_.take();
+      backend_.record(*piece.last_use, stream);
       return;
     }
+  }
+
+  /// Gives the range back, after finish_use: its next owner waits for that.
+  void give_back(std::uint64_t offset) {
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      if (taken_[i].begin != offset) continue;
+      const Piece piece = taken_[i];
+      taken_[i] = taken_.back();
+      taken_.pop_back();
+      used_ -= piece.end - piece.begin;
+      forget_fences_within(piece);
+      fences_.push_back(piece);
+      return;
+    }
+  }
+
+  /// Both at once.
+  void give_back(std::uint64_t offset, typename B::Stream& stream) {
+    finish_use(offset, stream);
+    give_back(offset);
   }
 
  private:
   struct Piece {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
-  };
-  struct Fence {
-    Piece range;
-    typename B::Event* event = nullptr;
+    typename B::Event* last_use = nullptr;
   };
 
   // The owner has waited for them, and the new event comes after its use.
   void forget_fences_within(const Piece& range) {
     for (std::size_t i = 0; i < fences_.size();) {
-      if (range.begin <= fences_[i].range.begin && fences_[i].range.end <= range.end) {
+      if (range.begin <= fences_[i].begin && fences_[i].end <= range.end) {
         drop_fence(i);
       } else {
         ++i;
@@ -96,7 +108,7 @@ class SlotArena {
   }
   // Its event may be recorded again at once: a wait keeps the number of the record it means.
   void drop_fence(std::size_t i) {
-    events_.give_back(*fences_[i].event);
+    events_.give_back(*fences_[i].last_use);
     fences_[i] = fences_.back();
     fences_.pop_back();
   }
@@ -125,14 +137,14 @@ class SlotArena {
   void wait_for_former_owners(std::uint64_t offset, std::uint64_t bytes,
                               typename B::Stream& stream) {
     for (std::size_t i = 0; i < fences_.size();) {
-      Fence& fence = fences_[i];
-      if (!overlap(fence.range, offset, offset + bytes)) {
+      const Piece& fence = fences_[i];
+      if (!overlap(fence, offset, offset + bytes)) {
         ++i;
         continue;
       }
-      backend_.wait(stream, *fence.event);
+      backend_.wait(stream, *fence.last_use);
       // A fence that is only partly covered stays for the rest of its range.
-      if (offset <= fence.range.begin && fence.range.end <= offset + bytes) {
+      if (offset <= fence.begin && fence.end <= offset + bytes) {
         drop_fence(i);
       } else {
         ++i;
@@ -145,7 +157,7 @@ class SlotArena {
   std::uint64_t size_ = 0;
   std::uint64_t used_ = 0;
   std::vector<Piece> taken_;
-  std::vector<Fence> fences_;
+  std::vector<Piece> fences_;  // given back, and not yet waited for by who took all of it
 };
 
 }  // namespace tessera::engine
