@@ -311,10 +311,8 @@ class Shard {
         if (record.info.name == std::string_view(tensor)) return record;
       }
       detail::fail("tessera: there is no tensor named '", std::string_view(tensor), "'");
-    } else if constexpr (std::is_pointer_v<Plain>) {
-      return registry.tensor(registry.find(&tensor));
     } else {
-      return registry.tensor(registry.find(TensorHandle::of(tensor).identity()));
+      return registry.tensor(registry.find(identity_of(tensor)));
     }
   }
 

@@ -109,7 +109,7 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
     requires(!std::is_pointer_v<T>)
   auto gradient(T & tensor) {
     using E = typename Precision::template gradient_element<element_of<T&>>;
-    return find<E>(TensorHandle::of(tensor).identity());
+    return find<E>(identity_of(tensor));
   }
   /// The same for a tensor passed to add_unit by its pointer variable.
   template <class E>
