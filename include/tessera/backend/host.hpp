@@ -14,8 +14,12 @@
 #include "tessera/error.hpp"
 #include "tessera/exact/cell_sum.hpp"
 #include "tessera/exact/elementwise.hpp"
+#include "tessera/exact/lanes.hpp"
 
 namespace tessera {
+
+// What calls SIMD lanes is a different entity in translation units with different instruction sets.
+inline namespace TESSERA_ISA {
 
 /// Test modes and delays of the host backend; all off by default.
 struct HostOptions {
@@ -145,4 +149,5 @@ class HostRuntime {
 
 static_assert(Runtime<HostRuntime>);
 
+}  // namespace TESSERA_ISA
 }  // namespace tessera

@@ -1,8 +1,10 @@
 // In-order streams and events on the host: a worker thread a stream, blocking waits, no spinning.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -10,6 +12,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -29,21 +32,34 @@ class HostEvent {
   void reach(std::uint64_t number) {
     {
       const std::lock_guard lock(mutex_);
-      if (number > reached_) reached_ = number;
+      early_.push_back(number);
+      for (std::size_t i = 0; i < early_.size();) {
+        if (early_[i] != reached_ + 1) {
+          ++i;
+          continue;
+        }
+        ++reached_;
+        early_[i] = early_.back();
+        early_.pop_back();
+        i = 0;
+      }
     }
     changed_.notify_all();
   }
   void wait_for(std::uint64_t number) {
     if (number == 0) return;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return reached_ >= number; });
+    changed_.wait(lock, [&] {
+      return reached_ >= number || std::find(early_.begin(), early_.end(), number) != early_.end();
+    });
   }
 
  private:
   std::uint64_t announced_ = 0;  // caller's thread only
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t reached_ = 0;
+  std::uint64_t reached_ = 0;         // and all numbers below it
+  std::vector<std::uint64_t> early_;  // by a stream that overtook the one of an earlier record
 };
 
 /// An in-order stream. A side stream runs its work on a thread of its own; the compute stream runs

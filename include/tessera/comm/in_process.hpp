@@ -19,9 +19,12 @@
 #include "tessera/comm/rendezvous.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/bf16.hpp"
+#include "tessera/exact/lanes.hpp"
 #include "tessera/exact/rank_sum.hpp"
 
 namespace tessera {
+
+inline namespace TESSERA_ISA {  // its sums are made of SIMD lanes: see backend/host.hpp
 
 /// A rank's handle on a group of in-process ranks. Copies share the channel.
 ///
@@ -158,6 +161,11 @@ class InProcess {
     return std::vector<T>(items.begin(), items.end());
   }
 
+  // So that ranks with other segments are found out before they read each other's.
+  static std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+    return (hash ^ value) * 0x9E3779B97F4A7C15u + 1;
+  }
+
   void count(CollectiveKind kind, std::uint64_t bytes) const {
     const std::lock_guard lock(counted_->mutex);
     ++counted_->counts[kind].count;
@@ -167,7 +175,11 @@ class InProcess {
   void gather(CollectiveTag tag, const std::vector<GatherSegment>& segments) const {
     std::uint64_t bytes = 0;
     for (const GatherSegment& s : segments) bytes += s.bytes;
-    if (size() > 1) meeting_->arrive(rank_, {name_of(tag.kind), tag.name, bytes, &segments});
+    if (size() > 1) {
+      std::uint64_t parts = 0;
+      for (const GatherSegment& s : segments) parts = mix(mix(parts, s.bytes), s.stride);
+      meeting_->arrive(rank_, {name_of(tag.kind), tag.name, bytes, &segments, parts});
+    }
     for (int step = 0; step < size(); ++step) {
       const int peer = (rank_ + step) % size();  // not all from the same peer at once
       const auto& theirs =
@@ -189,7 +201,13 @@ class InProcess {
   void reduce(CollectiveTag tag, const std::vector<ReduceSegment>& segments) const {
     std::uint64_t bytes = 0;
     for (const ReduceSegment& s : segments) bytes += s.elements * size_of(s.dtype);
-    if (size() > 1) meeting_->arrive(rank_, {name_of(tag.kind), tag.name, bytes, &segments});
+    if (size() > 1) {
+      std::uint64_t parts = 0;
+      for (const ReduceSegment& s : segments) {
+        parts = mix(mix(mix(parts, s.elements), s.stride), static_cast<std::uint64_t>(s.dtype));
+      }
+      meeting_->arrive(rank_, {name_of(tag.kind), tag.name, bytes, &segments, parts});
+    }
     for (std::size_t i = 0; i < segments.size(); ++i) {
       if (segments[i].elements == 0) continue;
       if (segments[i].dtype == DType::bf16) {
@@ -261,4 +279,5 @@ void run_ranks(int size, Body&& body,
   if (cause) std::rethrow_exception(cause);
 }
 
+}  // namespace TESSERA_ISA
 }  // namespace tessera

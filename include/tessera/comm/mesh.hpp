@@ -19,6 +19,8 @@ concept Backend = requires {
   requires Communicator<typename B::Communicator, typename B::Runtime>;
 };
 
+inline namespace TESSERA_ISA {
+
 /// Tensors in the process's memory, streams that are threads.
 template <class Comm = InProcess>
 struct HostBackend {
@@ -26,6 +28,8 @@ struct HostBackend {
   using Communicator = Comm;
 };
 using Host = HostBackend<>;
+
+}  // namespace TESSERA_ISA
 
 static_assert(Backend<Host>);
 

@@ -41,6 +41,7 @@ struct Post {
   std::string_view name;
   std::uint64_t amount = 0;
   const void* payload = nullptr;
+  std::uint64_t parts = 0;  ///< a hash of how the amount is made up
 };
 
 /// One order of meetings of `size` ranks.
@@ -141,11 +142,14 @@ class Rendezvous {
     for (int r = 1; r < size_; ++r) {
       const Post& other = posts_[static_cast<std::size_t>(r)];
       if (std::string_view(first.operation) == other.operation && first.name == other.name &&
-          first.amount == other.amount) {
+          first.amount == other.amount && first.parts == other.parts) {
         continue;
       }
       family_->abort_locked("ranks disagree: rank 0 is in " + describe(first) + ", rank " +
-                            std::to_string(r) + " in " + describe(other));
+                            std::to_string(r) + " in " + describe(other) +
+                            (first.parts == other.parts || first.amount != other.amount
+                                 ? ""
+                                 : " made up of other parts"));
       return;
     }
   }

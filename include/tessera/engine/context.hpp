@@ -127,9 +127,18 @@ struct Context {
 
   /// Throws what a stream's work threw, or that the group was aborted.
   void check() {
-    if (!broken.empty()) detail::fail("tessera: the step failed (", broken, "): call reset()");
+    if (!broken.empty()) {
+      const std::string what = detail::concat("the step failed (", broken, "): call reset()");
+      // The type tells what another rank caused from what this one did.
+      if (broken_elsewhere) throw CommunicatorError(rank(), "", "", what);
+      detail::fail("tessera: ", what);
+    }
     try {
       backend.check();
+    } catch (const CommunicatorError& error) {
+      broken = error.what();
+      broken_elsewhere = true;
+      throw;
     } catch (const std::exception& error) {
       broken = error.what();
       throw;
@@ -176,6 +185,7 @@ struct Context {
   bool accumulating = false;
   bool evaluating = false;
   std::string broken;  ///< why, when a step has failed and reset() is due
+  bool broken_elsewhere = false;  ///< another rank is the cause
 };
 
 }  // namespace tessera::engine

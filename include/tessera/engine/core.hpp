@@ -94,6 +94,7 @@ class Core {
           "tessera: accumulate() with sharded gradients needs full gradient buffers: set "
           "Options::accumulation to Accumulation::reduce_once");
     }
+    seek(u, phase, parameters);
     const auto& borrowed = c_.registry.unit(u).borrowed_units;
     std::size_t opened = 0;
     try {
@@ -227,6 +228,7 @@ class Core {
     c_.backend.reset();
     c_.control.reset();
     c_.broken.clear();
+    c_.broken_elsewhere = false;
     c_.accumulating = c_.evaluating = false;
     gathering_.forget_issued();
     gathering_.drop_prefetched();
@@ -271,12 +273,34 @@ class Core {
         .schedule(order, c_.slot_bytes);
   }
 
+  LeaseEvent event(std::uint32_t u, Phase phase, bool open, bool parameters) const {
+    return {u, phase, open, parameters, phase == Phase::forward || !c_.accumulating};
+  }
+
+  // The schedule of the order that the program is following; null where its slots have no room.
+  const ScheduleTable* table() const {
+    const ScheduleTable& table = c_.evaluating ? evaluation_table_ : training_table_;
+    return table.arena_bytes <= c_.slot_bytes ? &table : nullptr;
+  }
+
+  // Off the expected order slots were placed for another course of the program: what does not
+  // belong to open leases would lie in the way of those to come.
+  void seek(std::uint32_t u, Phase phase, bool parameters) {
+    opening_.clear();
+    for (std::uint32_t owner : c_.registry.unit(u).borrowed_units) {
+      opening_.push_back(event(owner, phase, true, parameters));
+    }
+    opening_.push_back(event(u, phase, true, parameters));
+    OrderTracker& tracker = c_.evaluating ? evaluation_ : training_;
+    if (tracker.seek(opening_, c_.evaluating) && table() != nullptr) return;
+    reducing_.end_micro_step();
+    gathering_.drop_prefetched(u);
+  }
+
   const EventPlan* follow(const LeaseEvent& event) {
     OrderTracker& tracker = c_.evaluating ? evaluation_ : training_;
-    const ScheduleTable& table = c_.evaluating ? evaluation_table_ : training_table_;
     const std::size_t at = tracker.on(event, c_.evaluating);
-    if (at == kNowhere || table.arena_bytes > c_.slot_bytes) return nullptr;
-    return &table.events[at];
+    return at == kNowhere || table() == nullptr ? nullptr : &table()->events[at];
   }
 
   void gather_ahead(const EventPlan* plan) {
@@ -292,18 +316,26 @@ class Core {
     return reducing_.retire_all();
   }
 
+  // Off the expected order the parameters may have come to lie so that the gradients no longer fit
+  // beside them: then they are gathered once more, after the gradients have their place.
+  bool make_room_within(std::uint32_t u) {
+    return c_.units[u].leases == 1 && gathering_.take_back(u);
+  }
+
   void open_one(std::uint32_t u, Phase phase, bool parameters) {
     UnitState<B>& unit = c_.units[u];
-    const EventPlan* plan =
-        follow({u, phase, true, parameters, phase == Phase::forward || !c_.accumulating});
-    if (phase == Phase::forward) reducing_.flush();  // a new micro-step: the last one's are due
+    const EventPlan* plan = follow(event(u, phase, true, parameters));
+    if (phase == Phase::forward) reducing_.end_micro_step();
     ++unit.leases;
     const bool first_backward = phase == Phase::backward && unit.backward_leases == 0;
     if (phase == Phase::backward) ++unit.backward_leases;
+    const bool needs_gradients = first_backward && c_.facts[u].trainable;
+    if (needs_gradients) reducing_.make_way(u);
     if (parameters && gathering_.needed(u)) serve(u, plan);
-    if (first_backward && c_.facts[u].trainable) {
+    if (needs_gradients) {
       reducing_.open(u, plan != nullptr ? plan->gradient_offset : kNoSlot,
-                     [this] { return make_room(); });
+                     [this, u] { return make_room() || make_room_within(u); });
+      if (parameters && gathering_.needed(u)) serve(u, plan);
     }
     gather_ahead(plan);
     if (parameters) {
@@ -324,15 +356,28 @@ class Core {
                        [this] { return make_room(); });
     }
     if (!gathering_.needed(u)) return;
-    const std::uint64_t anywhere = kNoSlot;
-    gathering_.issue({&u, 1}, {&anywhere, 1}, true, [this] { return make_room(); });
+    const std::uint64_t offset = plan != nullptr ? planned_offset(u, plan) : kNoSlot;
+    gathering_.issue({&u, 1}, {&offset, 1}, true, [this] { return make_room(); });
+  }
+
+  // Where the unit would lie had it not been given back since it was gathered: that room is kept
+  // free for it.
+  std::uint64_t planned_offset(std::uint32_t u, const EventPlan* plan) const {
+    for (const EventPlan* earlier = plan;; --earlier) {
+      for (const GatherIssue& gather : earlier->gathers) {
+        for (std::size_t i = 0; i < gather.units.size(); ++i) {
+          if (gather.units[i] == u) return gather.offsets[i];
+        }
+      }
+      if (earlier == table()->events.data()) return kNoSlot;
+    }
   }
 
   void close_one(std::uint32_t u, Phase phase, bool parameters) {
     end_span(u, phase);
     UnitState<B>& unit = c_.units[u];
     const bool reduces = phase == Phase::forward || !c_.accumulating;
-    const EventPlan* plan = follow({u, phase, false, parameters, reduces});
+    const EventPlan* plan = follow(event(u, phase, false, parameters));
     if (phase == Phase::backward) {
       unit.reduces = unit.reduces || reduces;
       if (--unit.backward_leases == 0 && c_.facts[u].trainable) reducing_.close(u);
@@ -462,6 +507,7 @@ class Core {
   ScheduleTable training_table_;
   ScheduleTable evaluation_table_;
   std::vector<OpenSpan> open_spans_;
+  std::vector<LeaseEvent> opening_;
   typename B::Event quiet_;
   float learning_rate_;
   std::uint64_t steps_ = 0;

@@ -16,6 +16,8 @@ class Gathering {
  public:
   using B = typename Bk::Runtime;
 
+  static constexpr std::uint32_t kNoUnit = static_cast<std::uint32_t>(-1);
+
   explicit Gathering(Context<Bk>& context) : c_(context) {}
 
   bool needed(std::uint32_t unit) const {
@@ -58,6 +60,7 @@ class Gathering {
     c_.backend.wait(c_.gathering(), c_.updated);
     launch();
     for (std::uint32_t u : issued_) c_.backend.record(c_.units[u].gathered, c_.gathering());
+    issued_.clear();
   }
 
   /// Holds compute back until the unit's parameters are there.
@@ -74,29 +77,42 @@ class Gathering {
     if (!unit.valid || c_.facts[u].reshard == Reshard::never) return;
     c_.recorder.instant("reshard", c_.registry.unit(u).name, StreamKind::compute);
     unit.valid = false;
+    // Until compute has waited for the gather, only the gather stream knows when it has ended.
+    typename B::Stream& stream = unit.waited ? c_.compute() : c_.gathering();
     if (unit.parameter_slot != kNoSlot) {
       if (c_.backend.poisons()) {
-        c_.backend.fill(c_.compute(), unit.parameters, 0xFF, c_.facts[u].full_bytes);
+        c_.backend.fill(stream, unit.parameters, 0xFF, c_.facts[u].full_bytes);
       }
-      give_back(unit, c_.compute());
+      give_back(unit, stream);
     } else {
-      if (c_.backend.poisons()) poison_others(u);
-      c_.backend.record(unit.last_use, c_.compute());
+      if (c_.backend.poisons()) poison_others(u, stream);
+      c_.backend.record(unit.last_use, stream);
     }
   }
 
-  /// Gives back what was gathered ahead and is not leased. True if there was any.
-  bool drop_prefetched() {
+  /// Gives back what was gathered ahead and is not leased, nor `wanted`. True if there was any.
+  bool drop_prefetched(std::uint32_t wanted = kNoUnit) {
     bool any = false;
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       UnitState<B>& unit = c_.units[u];
       const bool issuing = std::find(issued_.begin(), issued_.end(), u) != issued_.end();
-      if (!unit.valid || unit.leases > 0 || unit.parameter_slot == kNoSlot || issuing) continue;
+      if (!unit.valid || unit.leases > 0 || unit.parameter_slot == kNoSlot || issuing ||
+          u == wanted) {
+        continue;
+      }
       unit.valid = false;
       give_back(unit, c_.gathering());  // nobody but the gather has touched it
       any = true;
     }
     return any;
+  }
+  /// Gives back what was gathered for a lease that is being opened. True if it was in a slot.
+  bool take_back(std::uint32_t u) {
+    UnitState<B>& unit = c_.units[u];
+    if (!unit.valid || unit.parameter_slot == kNoSlot) return false;
+    unit.valid = false;
+    give_back(unit, c_.gathering());
+    return true;
   }
   void forget_issued() { issued_.clear(); }
 
@@ -119,14 +135,14 @@ class Gathering {
     unit.parameters = nullptr;
   }
 
-  void poison_others(std::uint32_t u) {
+  void poison_others(std::uint32_t u, typename B::Stream& stream) {
     const layout::UnitLayout& at = c_.layout(u);
     for (std::uint32_t g = 0; g < at.group_count; ++g) {
       std::byte* full = c_.memory + c_.map.units[u].parameters + at.full_offset(g);
       const std::uint64_t own = at.groups[g].piece_bytes() * static_cast<std::uint64_t>(c_.rank());
       const std::uint64_t after = own + at.groups[g].piece_bytes();
-      c_.backend.fill(c_.compute(), full, 0xFF, own);
-      c_.backend.fill(c_.compute(), full + after, 0xFF,
+      c_.backend.fill(stream, full, 0xFF, own);
+      c_.backend.fill(stream, full + after, 0xFF,
                       at.groups[g].full_bytes(c_.world()) - after);
     }
   }

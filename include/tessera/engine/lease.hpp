@@ -140,6 +140,7 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
       if (!tensor.info.trainable) {
         detail::fail("tessera: gradient(): tensor '", tensor.info.name, "' is frozen");
       }
+      if (tensor.elements == 0) return {{}, true};  // its unit may have no gradients at all
       engine::UnitState<typename Bk::Runtime>& state = context.units[u];
       const bool accumulate = state.gradients_held || state.written[i];
       state.written[i] = 1;
@@ -156,13 +157,15 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
 template <Backend Bk>
 class [[nodiscard("give the scope a name: it ends when the object does")]] Accumulating {
  public:
-  explicit Accumulating(engine::Core<Bk> & core) : core_(core) { core.begin_accumulation(); }
-  Accumulating(const Accumulating&) = delete;
-  Accumulating& operator=(const Accumulating&) = delete;
-  ~Accumulating() { core_.end_accumulation(); }
+  explicit Accumulating(engine::Core<Bk> & core) : core_(&core) { core.begin_accumulation(); }
+  Accumulating(Accumulating && other) noexcept : core_(std::exchange(other.core_, nullptr)) {}
+  Accumulating& operator=(Accumulating&&) = delete;
+  ~Accumulating() {
+    if (core_ != nullptr) core_->end_accumulation();
+  }
 
  private:
-  engine::Core<Bk>& core_;
+  engine::Core<Bk>* core_;
 };
 
 /// While it lives, forward leases are not part of the training step: they follow an order of their
@@ -170,13 +173,15 @@ class [[nodiscard("give the scope a name: it ends when the object does")]] Accum
 template <Backend Bk>
 class [[nodiscard("give the scope a name: it ends when the object does")]] Evaluating {
  public:
-  explicit Evaluating(engine::Core<Bk> & core) : core_(core) { core.begin_evaluation(); }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
-  ~Evaluating() { core_.end_evaluation(); }
+  explicit Evaluating(engine::Core<Bk> & core) : core_(&core) { core.begin_evaluation(); }
+  Evaluating(Evaluating && other) noexcept : core_(std::exchange(other.core_, nullptr)) {}
+  Evaluating& operator=(Evaluating&&) = delete;
+  ~Evaluating() {
+    if (core_ != nullptr) core_->end_evaluation();
+  }
 
  private:
-  engine::Core<Bk>& core_;
+  engine::Core<Bk>* core_;
 };
 
 }  // namespace tessera

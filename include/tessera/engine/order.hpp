@@ -2,8 +2,10 @@
 // in it the program is.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -31,20 +33,27 @@ inline void append_pass(Order& order, const Registry& registry, Phase phase) {
   const auto push = [&](std::uint32_t u, bool open) {
     order.push_back({u, phase, open, true, true});
   };
+  // A lease opens with those of the units that its own shares tensors with.
+  const auto open = [&](std::uint32_t u) {
+    for (std::uint32_t owner : registry.unit(u).borrowed_units) push(owner, true);
+    push(u, true);
+  };
+  const auto close = [&](std::uint32_t u) {
+    push(u, false);
+    const std::vector<std::uint32_t>& owners = registry.unit(u).borrowed_units;
+    for (std::size_t b = owners.size(); b-- > 0;) push(owners[b], false);
+  };
   for (std::uint32_t u = 0; u < count; ++u) {
-    if (registry.unit(u).options.outer) push(u, true);
+    if (registry.unit(u).options.outer) open(u);
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t u = phase == Phase::forward ? i : count - 1 - i;
-    const UnitRecord& unit = registry.unit(u);
-    if (unit.options.outer) continue;
-    for (std::uint32_t owner : unit.borrowed_units) push(owner, true);
-    push(u, true);
-    push(u, false);
-    for (std::size_t b = unit.borrowed_units.size(); b-- > 0;) push(unit.borrowed_units[b], false);
+    if (registry.unit(u).options.outer) continue;
+    open(u);
+    close(u);
   }
   for (std::uint32_t i = count; i-- > 0;) {
-    if (registry.unit(i).options.outer) push(i, false);
+    if (registry.unit(i).options.outer) close(i);
   }
 }
 
@@ -81,29 +90,39 @@ class OrderTracker {
     following_ = true;
   }
 
-  /// The event's place in the expected order, or kNowhere where the program deviates. An opening
-  /// lease that is expected later on brings the program back on the track. `cyclic`: the order
-  /// starts again at its end.
-  std::size_t on(const LeaseEvent& event, bool cyclic) {
-    if (!cyclic) recorded_.push_back(event);
+  /// Leases are about to open, one after the other. True if they are next in the expected order.
+  /// Where they come elsewhere in it, the program is from now on followed from there. `cyclic`: the
+  /// order starts again at its end.
+  bool seek(std::span<const LeaseEvent> opening, bool cyclic) {
     if (cyclic && next_ == expected_.size()) next_ = 0;
-    if (following_ && next_ < expected_.size() && expected_[next_] == event) return next_++;
+    if (following_ && is_at(next_, opening)) return true;
     following_ = false;
-    if (!event.open) return kNowhere;
     for (std::size_t step = 0; step < expected_.size(); ++step) {
       const std::size_t at = (next_ + step) % expected_.size();
-      if (expected_[at] == event) {
-        next_ = at + 1;
-        following_ = true;
-        return at;
-      }
+      if (!is_at(at, opening)) continue;
+      next_ = at;
+      following_ = true;
+      break;
     }
-    return kNowhere;
+    return false;
+  }
+
+  /// The event's place in the expected order, or kNowhere where the program deviates.
+  std::size_t on(const LeaseEvent& event, bool cyclic) {
+    if (!cyclic) recorded_.push_back(event);
+    following_ = following_ && next_ < expected_.size() && expected_[next_] == event;
+    return following_ ? next_++ : kNowhere;
   }
 
   bool deviated() const { return recorded_ != expected_; }
 
  private:
+  bool is_at(std::size_t at, std::span<const LeaseEvent> events) const {
+    return events.size() <= expected_.size() - at &&
+           std::equal(events.begin(), events.end(),
+                      expected_.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+
   Order expected_;
   Order recorded_;
   std::size_t next_ = 0;

@@ -236,12 +236,14 @@ class Planner {
       gather.bytes += bytes / ranks * others;
     }
     auto& reduce = plan.collectives[CollectiveKind::reduce_scatter];
+    std::vector<char> summed(facts_.size(), 0);
     for (const auto& units : table.reductions) {
       std::uint64_t bytes = 0;
       for (std::uint32_t u : units) {
         bytes += facts_[u].gradient_bytes;
-        if (policy_.strategy.shard_optimizer) continue;
-        ++gather.count;  // Replicate gathers the sums
+        if (policy_.strategy.shard_optimizer || summed[u]) continue;
+        summed[u] = 1;
+        ++gather.count;  // Replicate gathers the sums, once a step: a tied unit reduces twice
         gather.bytes +=
             registry_.units()[u].layout.trainable_piece_elements() * sizeof(float) * others;
       }

@@ -22,12 +22,17 @@ class Reducing {
   explicit Reducing(Context<Bk>& context)
       : c_(context), depths_(Depths::of(context.options)), bucket_(depths_.bucket_bytes) {}
 
-  /// A backward lease opens on a unit that has none: its gradient buffer, ready to be written.
+  /// A backward lease is about to open on a unit that has none: gives back the slots that the
+  /// schedule counts as free by then. Ahead of its gather, which may have been promised their room.
+  void make_way(std::uint32_t u) {
+    if (bucket_.holds(u)) flush();
+    while (in_flight_.size() > static_cast<std::size_t>(depths_.reductions)) retire();
+  }
+
+  /// Then its gradient buffer is opened, ready to be written.
   template <class MakeRoom>
   void open(std::uint32_t u, std::uint64_t preferred, MakeRoom&& make_room) {
     UnitState<B>& unit = c_.units[u];
-    if (bucket_.holds(u)) flush();
-    while (in_flight_.size() > static_cast<std::size_t>(depths_.reductions)) retire();
     unit.reduces = false;
     unit.written.assign(c_.registry.unit(u).tensors.size(), 0);
     const std::size_t span = c_.recorder.begin(Span::wait, "wait for reduction",
@@ -109,6 +114,13 @@ class Reducing {
     if (c_.options.schedule == Schedule::sequential) {
       c_.wait_timed("wait for reduction", last, c_.units[last].reduction);
     }
+  }
+
+  /// Forward leases begin again: the last micro-step's reductions are due, and its slots are free
+  /// for gathers, which wait for the reductions where they share memory.
+  void end_micro_step() {
+    flush();
+    retire_all();
   }
 
   /// Gives the slots of all reductions in flight back. True if there were any.

@@ -68,6 +68,10 @@ class Registry {
                      "': give each unit a name of its own");
       }
     }
+    if (options.override_reshard && options.reshard == Reshard::never) {
+      detail::fail("tessera: add_unit: unit '", name,
+                   "' cannot reshard never: its pieces change at each step; use after_step");
+    }
     UnitRecord& unit = units_.emplace_back();
     unit.name = std::string(name);
     unit.options = options;

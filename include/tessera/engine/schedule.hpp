@@ -182,6 +182,7 @@ class Scheduler {
     UnitState& unit = units_[event.unit];
     const UnitFacts& facts = facts_[event.unit];
     if (event.phase == Phase::forward || bucket_.holds(event.unit)) flush();
+    while (event.phase == Phase::forward && !in_flight_.empty()) retire();
     if (needs_gather(event)) issue(at, at);
     ++unit.leases;
     if (event.phase == Phase::backward && unit.backward_leases++ == 0 && facts.trainable) {

@@ -96,6 +96,7 @@ class States {
   /// The whole tensor on every rank. Collective unless this rank holds all of it.
   std::vector<std::byte> full(State state, const TensorRecord& tensor) {
     check(state, tensor);
+    wait_for_reductions(state);
     const std::uint64_t element = width(state, tensor);
     std::vector<std::byte> result(tensor.elements * element);
     const layout::Range own = held(state, tensor);
@@ -131,6 +132,7 @@ class States {
       detail::fail("tessera: tensor '", tensor.info.name, "' has ", tensor.elements,
                    " elements, not ", values.size());
     }
+    wait_for_reductions(state);
     const bool weights = state.kind == State::Kind::parameter || state.kind == State::Kind::master;
     if (!weights) {
       write_part(state, tensor, values);
@@ -185,11 +187,19 @@ class States {
   }
 
  private:
-  // Every rank holds all of it.
+  // Every rank holds all of it. Of the reduced gradients each has its own piece, until step().
   bool is_whole(State state, const TensorRecord& tensor) const {
-    return c_.world() == 1 ||
-           (state.kind == State::Kind::parameter ? c_.facts[tensor.unit].reshard == Reshard::never
-                                                 : !c_.policy.strategy.shard_optimizer);
+    if (c_.world() == 1) return true;
+    switch (state.kind) {
+      case State::Kind::parameter: return c_.facts[tensor.unit].reshard == Reshard::never;
+      case State::Kind::gradient: return false;
+      default: return !c_.policy.strategy.shard_optimizer;
+    }
+  }
+
+  // The reduce stream may still be writing them.
+  void wait_for_reductions(State state) {
+    if (state.kind == State::Kind::gradient) c_.backend.synchronize(c_.reducing());
   }
 
   layout::Range part(const TensorRecord& tensor, int rank) const {

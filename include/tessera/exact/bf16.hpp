@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <tessera/exact/classify.hpp>
+#include "tessera/exact/classify.hpp"
 
 namespace tessera {
 

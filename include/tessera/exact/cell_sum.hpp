@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <tessera/exact/cell_tree.hpp>
-#include <tessera/exact/double_lanes.hpp>
+#include "tessera/exact/cell_tree.hpp"
+#include "tessera/exact/double_lanes.hpp"
 
 namespace tessera {
 

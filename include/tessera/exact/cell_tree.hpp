@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <span>
 
-#include <tessera/error.hpp>
-#include <tessera/exact/classify.hpp>
-#include <tessera/exact/rounding_mode.hpp>
-#include <tessera/exact/strict_double.hpp>
+#include "tessera/error.hpp"
+#include "tessera/exact/classify.hpp"
+#include "tessera/exact/rounding_mode.hpp"
+#include "tessera/exact/strict_double.hpp"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <tessera/exact/config.hpp>
+#include "tessera/exact/config.hpp"
 
 // Tests on the bits: under -ffast-math a compiler may take `x != x` and `!(x >= 0)` to be false.
 namespace tessera::detail {

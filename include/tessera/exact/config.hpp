@@ -1,6 +1,6 @@
 #pragma once
-// What depends on the compiler and the instruction set, in one place. Only `exact/lanes.hpp` (the
-// widths) asks the same questions; no other header does.
+// What depends on the compiler and the instruction set, in one place: no other header of the core
+// asks for either, except by TESSERA_NATIVE_LANES.
 //
 // A floating-point operation that must round once to nearest even is one machine instruction here,
 // written as asm. A barrier after a plain `a * b` would stop contraction and reassociation, but

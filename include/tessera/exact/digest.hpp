@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <tessera/exact/bf16.hpp>
+#include "tessera/exact/bf16.hpp"
 
 namespace tessera {
 

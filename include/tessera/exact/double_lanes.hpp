@@ -1,7 +1,7 @@
 #pragma once
 
-#include <tessera/exact/config.hpp>
-#include <tessera/exact/lanes.hpp>
+#include "tessera/exact/config.hpp"
+#include "tessera/exact/lanes.hpp"
 
 namespace tessera {
 namespace detail {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <tessera/exact/lanes.hpp>
-#include <tessera/exact/rounding_mode.hpp>
+#include "tessera/exact/lanes.hpp"
+#include "tessera/exact/rounding_mode.hpp"
 
 namespace tessera {
 

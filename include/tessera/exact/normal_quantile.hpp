@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <tessera/exact/classify.hpp>
-#include <tessera/exact/strict_double.hpp>
+#include "tessera/exact/classify.hpp"
+#include "tessera/exact/strict_double.hpp"
 
 namespace tessera::detail {
 

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <tessera/exact/config.hpp>
-#include <tessera/exact/normal_quantile.hpp>
+#include "tessera/exact/config.hpp"
+#include "tessera/exact/normal_quantile.hpp"
 
 namespace tessera {
 

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <tessera/exact/lanes.hpp>
-#include <tessera/exact/rounding_mode.hpp>
+#include "tessera/exact/lanes.hpp"
+#include "tessera/exact/rounding_mode.hpp"
 
 namespace tessera {
 namespace detail {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <tessera/exact/config.hpp>
+#include "tessera/exact/config.hpp"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/exact/config.hpp>
+#include "tessera/exact/config.hpp"
 
 namespace tessera {
 

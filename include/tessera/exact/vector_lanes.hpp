@@ -1,11 +1,14 @@
 #pragma once
-// Lanes<4>, <8> and <16> on x86. Include <tessera/exact/lanes.hpp>, which does where there are any.
+// Lanes<4>, <8> and <16>, on x86 only. Include <tessera/exact/lanes.hpp>.
 // GNU vectors carry the bits (no intrinsics: <immintrin.h> alone costs more to compile than this
 // library's core); asm instructions do the arithmetic.
 
 #include <cstdint>
 
-#include <tessera/exact/lanes.hpp>
+#include "tessera/exact/config.hpp"
+#include "tessera/exact/scalar_lanes.hpp"
+
+#if TESSERA_NATIVE_LANES > 1
 
 namespace tessera {
 namespace detail {
@@ -155,3 +158,5 @@ struct Lanes {
 
 }  // namespace TESSERA_ISA
 }  // namespace tessera
+
+#endif

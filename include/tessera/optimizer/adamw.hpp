@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include <tessera/optimizer/optimizer.hpp>
+#include "tessera/optimizer/optimizer.hpp"
 
 namespace tessera {
 

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <utility>
 
-#include <tessera/exact/classify.hpp>
-#include <tessera/exact/config.hpp>
-#include <tessera/exact/lanes.hpp>
-#include <tessera/exact/rounding_mode.hpp>
-#include <tessera/exact/strict_double.hpp>
+#include "tessera/exact/classify.hpp"
+#include "tessera/exact/config.hpp"
+#include "tessera/exact/lanes.hpp"
+#include "tessera/exact/rounding_mode.hpp"
+#include "tessera/exact/strict_double.hpp"
 
 namespace tessera {
 namespace detail {
