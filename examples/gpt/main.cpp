@@ -1,0 +1,96 @@
+// Trains a small GPT on bytes of text, its training state sharded over in-process ranks. See
+// options.hpp for the flags; without any it trains on this project's own sources and documents.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "trainer.hpp"
+
+namespace gpt {
+namespace {
+
+using Traces = std::vector<std::vector<tessera::TraceEvent>>;
+
+template <class Strategy, class Precision, class P>
+void train(const Options& options, const Text& text, Results& results, Traces& traces) {
+  tessera::run_ranks(static_cast<int>(options.ranks), [&](tessera::InProcess ranks) {
+    Trainer<Strategy, Precision, P>(options, text, ranks).run(results, traces);
+  });
+}
+
+template <class Strategy>
+void with_precision(const Options& options, const Text& text, Results& results, Traces& traces) {
+  switch (options.precision) {
+    case PrecisionName::fp32:
+      return train<Strategy, tessera::Fp32, float>(options, text, results, traces);
+    case PrecisionName::bf16:
+      return train<Strategy, tessera::Bf16, tessera::bf16>(options, text, results, traces);
+  }
+}
+
+void with_strategy(const Options& options, const Text& text, Results& results, Traces& traces) {
+  switch (options.strategy) {
+    case StrategyName::replicate:
+      return with_precision<tessera::Replicate>(options, text, results, traces);
+    case StrategyName::zero1: return with_precision<tessera::Zero1>(options, text, results, traces);
+    case StrategyName::zero2: return with_precision<tessera::Zero2>(options, text, results, traces);
+    case StrategyName::zero3:
+      return with_precision<tessera::Zero3<>>(options, text, results, traces);
+    case StrategyName::zero3_keep:
+      return with_precision<tessera::Zero3<tessera::Reshard::after_backward>>(options, text,
+                                                                              results, traces);
+  }
+}
+
+void describe(const Options& options, const Text& text) {
+  const Config& m = options.model;
+  std::printf("%s: %zu bytes, %zu of them for validation\n", text.origin().c_str(),
+              text.all().size(), text.validation().size());
+  std::printf("%zu parameters: %zu layers, %zu heads, width %zu, context %zu; %zu ranks\n",
+              m.parameters(), m.layers, m.heads, m.width, m.context, options.ranks);
+  std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+  const std::optional<Options> options = parse_options(argc, argv);
+  if (!options) return 0;
+  const Text text =
+      options->data.empty() ? text_from_project(GPT_SOURCE_DIR) : text_from_file(options->data);
+  text.require_context(options->model.context);
+  use_one_blas_thread();
+  describe(*options, text);
+
+  Results results;
+  results.ranks = options->ranks;
+  results.steps = options->steps;
+  results.memory.resize(options->ranks);
+  Traces traces(options->ranks);
+  with_strategy(*options, text, results, traces);
+
+  if (!results.sample.empty()) {
+    std::printf("\nsample:\n%s\n", printable(results.sample).c_str());
+  }
+  print_tables(results);
+  if (!options->json.empty()) write_json(results, options->json);
+  if (!options->trace.empty() && !tessera::write_chrome_trace(options->trace, traces)) {
+    throw InputError("cannot write the trace to " + options->trace + ".");
+  }
+  std::printf("\nloss %.4f -> %.4f, validation loss %.4f, %.0f tokens/s, %.1f s\n",
+              results.first_loss, results.last_loss, results.val_loss, results.tokens_per_s,
+              results.seconds);
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpt
+
+int main(int argc, char** argv) {
+  try {
+    return gpt::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}
