@@ -48,11 +48,9 @@ class Core {
     if (std::uncaught_exceptions() > exceptions_) abort("its Shard was left by an exception");
     c_.backend.synchronize(c_.gathering());
     c_.backend.synchronize(c_.reducing());
-    if (!c_.materialized) return;
-    for (const TensorRecord& tensor : c_.registry.tensors()) {
-      if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
-    }
-    c_.backend.release(c_.memory, c_.map.total);
+    // The tensors are left alone: outside leases they point at null already, and a trainer may
+    // well have destroyed them first.
+    if (c_.materialized) c_.backend.release(c_.memory, c_.map.total);
   }
 
   Context<Bk>& context() { return c_; }
@@ -73,7 +71,7 @@ class Core {
   void start() {
     training_.expect(expected_training_order(c_.registry));
     evaluation_.expect(expected_evaluation_order(c_.registry));
-    training_table_ = schedule(training_.expected());
+    plan_training();
     evaluation_table_ = schedule(evaluation_.expected());
     last_counts_ = counts();
     last_end_ = c_.backend.now_ns();
@@ -141,7 +139,7 @@ class Core {
     if (training_.deviated() && !training_.recorded().empty()) {
       report.order_changed = true;
       training_.expect(training_.recorded());
-      training_table_ = schedule(training_.expected());
+      plan_training();
     } else {
       training_.restart();
     }
@@ -271,6 +269,11 @@ class Core {
   ScheduleTable schedule(const Order& order) const {
     return Planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world())
         .schedule(order, c_.slot_bytes);
+  }
+
+  void plan_training() {
+    training_table_ = schedule(training_.expected());
+    reducing_.allow_in_flight(training_table_.reductions_in_flight);
   }
 
   LeaseEvent event(std::uint32_t u, Phase phase, bool open, bool parameters) const {

@@ -24,6 +24,10 @@ struct LeaseEvent {
   bool reduces = true;     ///< false: a backward lease inside accumulate()
 
   friend constexpr bool operator==(const LeaseEvent&, const LeaseEvent&) = default;
+  /// What decides where buffers lie: not whether they are all needed this time.
+  constexpr bool same_place(const LeaseEvent& other) const {
+    return unit == other.unit && phase == other.phase && open == other.open;
+  }
 };
 
 using Order = std::vector<LeaseEvent>;
@@ -110,7 +114,7 @@ class OrderTracker {
   /// The event's place in the expected order, or kNowhere where the program deviates.
   std::size_t on(const LeaseEvent& event, bool cyclic) {
     if (!cyclic) recorded_.push_back(event);
-    following_ = following_ && next_ < expected_.size() && expected_[next_] == event;
+    following_ = following_ && next_ < expected_.size() && expected_[next_].same_place(event);
     return following_ ? next_++ : kNowhere;
   }
 
@@ -120,7 +124,8 @@ class OrderTracker {
   bool is_at(std::size_t at, std::span<const LeaseEvent> events) const {
     return events.size() <= expected_.size() - at &&
            std::equal(events.begin(), events.end(),
-                      expected_.begin() + static_cast<std::ptrdiff_t>(at));
+                      expected_.begin() + static_cast<std::ptrdiff_t>(at),
+                      [](const LeaseEvent& a, const LeaseEvent& b) { return a.same_place(b); });
   }
 
   Order expected_;

@@ -20,13 +20,16 @@ class Reducing {
   using B = typename Bk::Runtime;
 
   explicit Reducing(Context<Bk>& context)
-      : c_(context), depths_(Depths::of(context.options)), bucket_(depths_.bucket_bytes) {}
+      : c_(context), bucket_(context.options.bucket_bytes) {}
+
+  /// As many as the schedule in force has slots for.
+  void allow_in_flight(int reductions) { most_in_flight_ = reductions; }
 
   /// A backward lease is about to open on a unit that has none: gives back the slots that the
   /// schedule counts as free by then. Ahead of its gather, which may have been promised their room.
   void make_way(std::uint32_t u) {
     if (bucket_.holds(u)) flush();
-    while (in_flight_.size() > static_cast<std::size_t>(depths_.reductions)) retire();
+    while (in_flight_.size() > static_cast<std::size_t>(most_in_flight_)) retire();
   }
 
   /// Then its gradient buffer is opened, ready to be written.
@@ -238,7 +241,7 @@ class Reducing {
   }
 
   Context<Bk>& c_;
-  const Depths depths_;
+  int most_in_flight_ = 0;
   Bucket bucket_;
   std::deque<InFlight> in_flight_;
   std::vector<ReduceSegment> segments_;

@@ -84,6 +84,7 @@ struct ScheduleTable {
   std::vector<EventPlan> events;  ///< one an event of the order
   std::uint64_t arena_bytes = 0;
   std::uint64_t most_used_bytes = 0;                   ///< of the arena, at any one time
+  int reductions_in_flight = 0;                        ///< the slots count on no more
   std::vector<std::vector<std::uint32_t>> gathers;     ///< units of each gather, in order
   std::vector<std::vector<std::uint32_t>> reductions;  ///< units of each reduction, in order
 };
@@ -244,6 +245,7 @@ class Scheduler {
     }
     table_.arena_bytes = place(lifetimes_);
     table_.most_used_bytes = most_alive(lifetimes_);
+    table_.reductions_in_flight = depths_.reductions;
     for (const Target& target : targets_) {
       EventPlan& event = table_.events[target.event];
       const std::uint64_t offset = lifetimes_[target.lifetime].offset;
