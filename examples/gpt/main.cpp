@@ -5,43 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "trainer.hpp"
+#include "linear.hpp"
+#include "options.hpp"
+#include "sampler.hpp"
+#include "train.hpp"
 
 namespace gpt {
 namespace {
-
-using Traces = std::vector<std::vector<tessera::TraceEvent>>;
-
-template <class Strategy, class Precision, class P>
-void train(const Options& options, const Text& text, Results& results, Traces& traces) {
-  tessera::run_ranks(static_cast<int>(options.ranks), [&](tessera::InProcess ranks) {
-    Trainer<Strategy, Precision, P>(options, text, ranks).run(results, traces);
-  });
-}
-
-template <class Strategy>
-void with_precision(const Options& options, const Text& text, Results& results, Traces& traces) {
-  switch (options.precision) {
-    case PrecisionName::fp32:
-      return train<Strategy, tessera::Fp32, float>(options, text, results, traces);
-    case PrecisionName::bf16:
-      return train<Strategy, tessera::Bf16, tessera::bf16>(options, text, results, traces);
-  }
-}
-
-void with_strategy(const Options& options, const Text& text, Results& results, Traces& traces) {
-  switch (options.strategy) {
-    case StrategyName::replicate:
-      return with_precision<tessera::Replicate>(options, text, results, traces);
-    case StrategyName::zero1: return with_precision<tessera::Zero1>(options, text, results, traces);
-    case StrategyName::zero2: return with_precision<tessera::Zero2>(options, text, results, traces);
-    case StrategyName::zero3:
-      return with_precision<tessera::Zero3<>>(options, text, results, traces);
-    case StrategyName::zero3_keep:
-      return with_precision<tessera::Zero3<tessera::Reshard::after_backward>>(options, text,
-                                                                              results, traces);
-  }
-}
 
 void describe(const Options& options, const Text& text) {
   const Config& m = options.model;
@@ -66,7 +36,8 @@ int run(int argc, char** argv) {
   results.steps = options->steps;
   results.memory.resize(options->ranks);
   Traces traces(options->ranks);
-  with_strategy(*options, text, results, traces);
+  const auto train = options->precision == PrecisionName::fp32 ? train_fp32 : train_bf16;
+  train(*options, text, results, traces);
 
   if (!results.sample.empty()) {
     std::printf("\nsample:\n%s\n", printable(results.sample).c_str());

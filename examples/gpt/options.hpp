@@ -7,15 +7,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <iostream>
-#include <map>
 #include <optional>
 #include <string>
 #include <CLI/CLI.hpp>
 
 #include "config.hpp"
-#include "input_error.hpp"
 
 namespace gpt {
 
@@ -51,157 +47,7 @@ struct Options {
   std::size_t warmup_steps() const { return warmup.value_or(steps / 20); }
 };
 
-namespace detail {
-
-/// Limits are stated in the message, and kept low enough that no size computed from them overflows.
-inline CLI::Validator whole(std::uint64_t least, std::uint64_t most) {
-  return CLI::Validator(
-      [least, most](const std::string& text) -> std::string {
-        std::uint64_t value = 0;
-        const char* const end = text.data() + text.size();
-        const auto [at, error] = std::from_chars(text.data(), end, value);
-        if (error == std::errc{} && at == end && value >= least && value <= most) return {};
-        return "must be a whole number from " + std::to_string(least) + " to " +
-               std::to_string(most) + ", not '" + text + "'.";
-      },
-      "");
-}
-
-inline CLI::Validator finite() {
-  return CLI::Validator(
-      [](const std::string& text) -> std::string {
-        double value = 0.0;
-        const char* const end = text.data() + text.size();
-        const auto [at, error] = std::from_chars(text.data(), end, value);
-        // Compared with bounds rather than asked with isfinite, which -ffast-math may assume.
-        if (error == std::errc{} && at == end && value >= 0.0 && value <= 1e30) return {};
-        return "must be a finite number that is not negative, not '" + text + "'.";
-      },
-      "");
-}
-
-template <class Name>
-void add_choice(CLI::App& app, const std::string& flag, Name& value,
-                const std::map<std::string, Name>& names, const std::string& help) {
-  std::string list;
-  for (const auto& [name, _] : names) list += (list.empty() ? "" : ", ") + name;
-  app.add_option_function<std::string>(
-         flag,
-         [&value, names, flag, list](const std::string& text) {
-           const auto found = names.find(text);
-           if (found == names.end()) {
-             throw InputError(flag + " must be one of " + list + ", not '" + text + "'.");
-           }
-           value = found->second;
-         },
-         help)
-      ->type_name(list);
-}
-
-/// Bytes that the job needs at the least: activations of every rank, and weights, gradients and
-/// moments once, or once a rank where nothing shards them. In floating point: it cannot overflow.
-inline double least_bytes(const Options& o) {
-  const double rows = static_cast<double>(o.sequences()) * static_cast<double>(o.model.context);
-  const double width = static_cast<double>(o.model.width);
-  const double layers = static_cast<double>(o.model.layers);
-  const double context = static_cast<double>(o.model.context);
-  const double a_block = rows * 16.0 * width + rows * static_cast<double>(o.model.heads) * context;
-  const double kept = o.recompute ? a_block : layers * a_block;
-  const double ranks = static_cast<double>(o.ranks);
-  const double copies = o.strategy == StrategyName::replicate ? ranks : 1.0;
-  const double weights = layers * 12.0 * width * width + (256.0 + context) * width;
-  return 4.0 * ranks * (kept + layers * rows * width) + 16.0 * copies * weights;
-}
-
-inline double machine_bytes() {
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-}
-
-}  // namespace detail
-
-/// What a single flag cannot tell. Nothing has been allocated or read yet.
-inline void check(const Options& o) {
-  const auto number = [](std::size_t value) { return std::to_string(value); };
-  if (o.model.width % o.model.heads != 0) {
-    throw InputError("--heads " + number(o.model.heads) + " must divide --width " +
-                     number(o.model.width) + ".");
-  }
-  if (o.batch % (o.ranks * o.accumulate) != 0) {
-    throw InputError("--batch " + number(o.batch) + " must be a multiple of --ranks " +
-                     number(o.ranks) + " times --accumulate " + number(o.accumulate) + ".");
-  }
-  const double needed = detail::least_bytes(o) / 0x1p30;
-  const double there = detail::machine_bytes() / 0x1p30;
-  if (needed > there) {
-    char message[160];
-    std::snprintf(message, sizeof message,
-                  "a model and batch of these sizes cannot fit: they need %.3g GiB or more, and "
-                  "this machine has %.3g.",
-                  needed, there);
-    throw InputError(message);
-  }
-}
-
 /// None: help was asked for and printed. Throws InputError for anything that cannot be run.
-inline std::optional<Options> parse_options(int argc, const char* const* argv) {
-  using detail::add_choice;
-  using detail::finite;
-  using detail::whole;
-  constexpr std::uint64_t kMillion = 1000000;
-  Options o;
-  CLI::App app("Trains a small GPT on bytes, its training state sharded over in-process ranks.");
-  app.add_option("--data", o.data, "text to train on (default: this project's own)");
-  app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 256));
-  add_choice<StrategyName>(app, "--strategy", o.strategy,
-                           {{"replicate", StrategyName::replicate},
-                            {"zero1", StrategyName::zero1},
-                            {"zero2", StrategyName::zero2},
-                            {"zero3", StrategyName::zero3},
-                            {"zero3-keep", StrategyName::zero3_keep}},
-                           "what is sharded (default: zero3)");
-  add_choice<PrecisionName>(app, "--precision", o.precision,
-                            {{"fp32", PrecisionName::fp32}, {"bf16", PrecisionName::bf16}},
-                            "of weights and gradients (default: fp32)");
-  app.add_option("--steps", o.steps, "optimizer steps")->check(whole(0, 1000 * kMillion));
-  app.add_option("--batch", o.batch, "sequences in a step, all ranks together")
-      ->check(whole(1, kMillion));
-  app.add_option("--context", o.model.context, "bytes in a sequence")->check(whole(1, kMillion));
-  app.add_option("--layers", o.model.layers, "transformer blocks")->check(whole(1, 1000));
-  app.add_option("--heads", o.model.heads, "attention heads")->check(whole(1, 65536));
-  app.add_option("--width", o.model.width, "of the residual stream")->check(whole(1, 65536));
-  app.add_option("--accumulate", o.accumulate, "micro-steps in a step")->check(whole(1, kMillion));
-  add_choice<AccumulationName>(
-      app, "--accumulation", o.accumulation,
-      {{"each", AccumulationName::each}, {"once", AccumulationName::once}},
-      "reduce gradients after each micro-step or once a step (default: once)");
-  app.add_flag("--recompute", o.recompute, "recompute each block's activations in backward");
-  add_choice<ScheduleName>(
-      app, "--schedule", o.schedule,
-      {{"overlapped", ScheduleName::overlapped}, {"sequential", ScheduleName::sequential}},
-      "communication beside compute or not (default: overlapped)");
-  app.add_option("--prefetch-depth", o.prefetch_depth, "units gathered ahead")->check(whole(0, 64));
-  app.add_option("--bucket-bytes", o.bucket_bytes, "of one reduction")
-      ->check(whole(0, std::uint64_t{1} << 40));
-  app.add_option("--clip", o.clip, "largest gradient norm; 0: none")->check(finite());
-  app.add_option("--lr", o.learning_rate, "peak learning rate")->check(finite());
-  app.add_option("--warmup", o.warmup, "warm-up steps (default: a twentieth)")
-      ->check(whole(0, 1000 * kMillion));
-  app.add_option("--weight-decay", o.weight_decay, "on matrices")->check(finite());
-  app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, UINT64_MAX));
-  app.add_option("--sample", o.sample, "bytes of text to write at the end")
-      ->check(whole(0, kMillion));
-  app.add_option("--json", o.json, "write the results to this file");
-  app.add_option("--trace", o.trace, "write a Chrome trace to this file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw InputError(error.what());
-  }
-  check(o);
-  return o;
-}
+std::optional<Options> parse_options(int argc, const char* const* argv);
 
 }  // namespace gpt

@@ -30,6 +30,10 @@ struct Units {
   void add_to(Model& model, const Config& config) {
     const EmbeddingTensors<TensorInfo> e = embedding_info(config);
     const HeadTensors<TensorInfo> h = head_info(config);
+    const auto note = [this](const TensorInfo& info) { made.push_back(info); };
+    zip(note, e);
+    note(h.norm_w);
+    note(h.norm_b);
     root_unit =
         model.add_unit("root", tessera::UnitOptions{.outer = true},
                        tensor(embedding.token, e.token), tensor(embedding.position, e.position),
@@ -38,6 +42,7 @@ struct Units {
     for (std::size_t l = 0; l < config.layers; ++l) {
       const BlockTensors<TensorInfo> i = block_info(config);
       BlockWeights<P>& w = blocks[l];
+      zip(note, i);
       block_units.push_back(model.add_unit(
           "block" + std::to_string(l), tensor(w.ln1_w, i.ln1_w), tensor(w.ln1_b, i.ln1_b),
           tensor(w.qkv_w, i.qkv_w), tensor(w.qkv_b, i.qkv_b), tensor(w.proj_w, i.proj_w),
@@ -49,7 +54,7 @@ struct Units {
 
  private:
   auto tensor(P*& pointer, const TensorInfo& info) {
-    made.push_back(info);
+    // Not noted in `made` here: arguments are evaluated in no particular order.
     auto named = tessera::named(info.name, tessera::tensor(pointer, {info.rows, info.columns}));
     return info.decays ? named : tessera::no_decay(named);
   }
@@ -59,9 +64,12 @@ struct Units {
 template <class Model, Element P>
 class ShardedModel {
  public:
-  ShardedModel(Model& model, const Config& config, std::size_t sequences, bool recompute,
-               std::uint64_t seed)
-      : model_(model), config_(config), transformer_(config, sequences, recompute) {
+  ShardedModel(Model& model, Units<P>& units, const Config& config, std::size_t sequences,
+               bool recompute, std::uint64_t seed)
+      : model_(model),
+        config_(config),
+        units_(units),
+        transformer_(config, sequences, recompute) {
     units_.add_to(model, config);
     model.materialize([&](const tessera::TensorInfo& info, std::uint64_t index) {
       const TensorInfo& how = units_.made[info.id];
@@ -132,7 +140,7 @@ class ShardedModel {
 
   Model& model_;
   Config config_;
-  Units<P> units_;
+  Units<P>& units_;
   Transformer<P> transformer_;
 };
 

@@ -75,7 +75,7 @@ class Trainer {
                               .beta2 = 0.99f,
                               .weight_decay = static_cast<float>(options.weight_decay)},
                shard_options(options)),
-        model_(shard_, options.model, options.sequences(), options.recompute, options.seed) {}
+        model_(shard_, units_, options.model, options.sequences(), options.recompute, options.seed) {}
 
   /// Trains, validates, samples. What the ranks share of the results is set by rank 0.
   void run(Results& results, std::vector<std::vector<tessera::TraceEvent>>& traces) {
@@ -225,10 +225,10 @@ class Trainer {
   void replicated(Results& results) const {
     using Replicated =
         tessera::Shard<tessera::Replicate, tessera::OnDevice, Precision, tessera::Sim>;
+    Units<P> units;
     Replicated model{
         tessera::Mesh<tessera::Sim>(tessera::SimCommunicator(static_cast<int>(o_.ranks))),
         tessera::AdamW{}, shard_options(o_)};
-    Units<P> units;
     units.add_to(model, o_.model);
     results.replicated_total = model.plan().total_bytes();
     results.replicated_state = model.plan().state_bytes();
@@ -248,6 +248,7 @@ class Trainer {
   std::size_t rank_;
   RankSums sums_;
   std::uint64_t allocated_before_;
+  Units<P> units_;  // before the Shard, which writes to the tensors' pointers when it ends
   Model shard_;
   ShardedModel<Model, P> model_;
   std::uint64_t peak_used_ = 0;
