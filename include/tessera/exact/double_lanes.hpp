@@ -88,7 +88,7 @@ struct DoubleLanes {
     return of(r);
   }
   friend DoubleLanes abs(DoubleLanes a) noexcept {
-    return of((Doubles)((Longs)a.doubles() & 0x7fffffffffffffff));
+    return of(reinterpret_cast<Doubles>(reinterpret_cast<Longs>(a.doubles()) & 0x7fffffffffffffff));
   }
 
  private:

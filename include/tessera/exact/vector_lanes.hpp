@@ -81,16 +81,16 @@ struct Lanes {
   static Lanes load(const bf16* from) noexcept {
     Halves halves;
     __builtin_memcpy(&halves, from, sizeof halves);
-    return of((Floats)(__builtin_convertvector(halves, Words) << 16));
+    return of(reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16));
   }
   void store(float* to) const noexcept {
     const Floats r = floats();
     __builtin_memcpy(to, &r, sizeof r);
   }
   void store(bf16* to) const noexcept {
-    const Words u = (Words)floats();
+    const Words u = reinterpret_cast<Words>(floats());
     const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    const Words nan = (Words)is_nan(*this).ints();
+    const Words nan = reinterpret_cast<Words>(is_nan(*this).ints());
     const Words merged = (nan & (detail::kQuietNan32 >> 16)) | (~nan & rounded);
     const Halves halves = __builtin_convertvector(merged, Halves);
     __builtin_memcpy(to, &halves, sizeof halves);

@@ -1,0 +1,3 @@
+#include "use.hpp"
+
+std::size_t size_in_other() { return sizeof(Model); }
