@@ -36,15 +36,21 @@ struct Cost {
 ///   never recorded holds nothing back; events may be recorded again;
 /// - mark(mark, stream) is a record whose time can be read, in ns of one clock for all streams,
 ///   once the stream has passed it;
+/// - `allocate` gives memory aligned to 64 bytes or throws Error;
 /// - `read` and `write` move bytes between the caller's memory and the backend's and return when
-///   the bytes have moved; every other call only enqueues;
+///   the bytes have moved; every other call only enqueues, or, on a stream that runs its work on
+///   the caller's thread, does the work;
+/// - `transform(stream, n, f, refs...)` calls f as exact/elementwise.hpp says, with rounding to
+///   nearest and without flush to zero on whatever thread it runs;
 /// - ahead_of_collective(stream) is called before each collective: the place of known delays;
 /// - check() throws what a stream's work threw; from then on streams skip work until reset().
-/// All calls come from one thread.
+/// Calls come one at a time, each ordered after the one before.
 template <class B>
-concept Runtime = requires(B b, typename B::Stream& stream, typename B::Event& event,
-                           typename B::Mark& mark, void* p, const void* cp, std::uint64_t n,
-                           const float* f, double* d) {
+concept Runtime = std::constructible_from<B, const typename B::Options&> &&
+    std::default_initializable<typename B::Options> &&
+    std::default_initializable<typename B::Event> && std::default_initializable<typename B::Mark> &&
+    requires(B b, typename B::Stream& stream, typename B::Event& event, typename B::Mark& mark,
+             void* p, const void* cp, std::uint64_t n, const float* f, double* d) {
   { B::holds_memory } -> std::convertible_to<bool>;  ///< false: addresses are never touched
   { b.allocate(n) } -> std::same_as<void*>;
   b.release(p, n);

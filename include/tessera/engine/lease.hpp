@@ -18,11 +18,12 @@ template <class E>
 struct Gradient {
   E* data = nullptr;
   std::uint64_t size = 0;
+  DType dtype = DType::f32;  ///< of the buffer; E is void where the tensor's type is
   /// The buffer holds contributions: add to it. False: write it, it holds nothing.
   bool accumulate = false;
 
   operator E*() const { return data; }
-  std::span<E> span() const { return {data, size}; }
+  auto span() const requires(!std::is_void_v<E>) { return std::span<E>(data, size); }
 };
 
 /// What the two kinds of lease share. Move-only; ends once. The destructor neither throws nor
@@ -41,6 +42,12 @@ class Lease {
     if (core_ == nullptr) return;
     engine::Core<Bk>* core = std::exchange(core_, nullptr);
     core->close(unit_, phase_, parameters_);
+  }
+
+  /// Ends the lease as an exception would: for leases that are held by something unwinding does not
+  /// reach, such as a hook. Sends nothing and aborts the group.
+  void abandon() noexcept {
+    if (core_ != nullptr) std::exchange(core_, nullptr)->abandon(unit_, phase_);
   }
 
  protected:
@@ -62,7 +69,7 @@ class Lease {
   ~Lease() {
     if (core_ == nullptr) return;
     if (std::uncaught_exceptions() > exceptions_) {
-      core_->abandon(unit_, phase_);
+      abandon();
       return;
     }
     try {
@@ -145,7 +152,8 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
       const bool accumulate = state.gradients_held || state.written[i];
       state.written[i] = 1;
       auto* data = reinterpret_cast<E*>(this->core_->reducing().gradient(tensor));
-      return {{data, tensor.elements, accumulate}, true};
+      const DType dtype = context.gradient_dtype(u, tensor.placement.group);
+      return {{data, tensor.elements, dtype, accumulate}, true};
     }
     return {{}, false};
   }

@@ -13,6 +13,7 @@ struct Lifetime {
   std::uint64_t birth = 0;
   std::uint64_t death = 0;
   std::uint64_t offset = 0;  ///< the result
+  bool lowest = false;       ///< placed ahead of the others, at the arena's beginning
 };
 
 /// Chooses offsets so that buffers alive at the same time do not overlap, and returns the bytes of
@@ -23,6 +24,7 @@ inline std::uint64_t place(std::vector<Lifetime>& buffers) {
   std::vector<std::size_t> order(buffers.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    if (buffers[a].lowest != buffers[b].lowest) return buffers[a].lowest;
     if (buffers[a].bytes != buffers[b].bytes) return buffers[a].bytes > buffers[b].bytes;
     if (buffers[a].birth != buffers[b].birth) return buffers[a].birth < buffers[b].birth;
     return a < b;

@@ -148,6 +148,7 @@ class Planner {
       facts.gradient_bytes =
           gradient_offset(unit.layout, unit.layout.group_count, policy_.precision);
       facts.trainable = facts.gradient_bytes > 0;
+      facts.outer = unit.options.outer;
       facts.reshard = world_ == 1 ? Reshard::never : strategy.reshard;
       if (unit.options.override_reshard && strategy.shard_parameters && world_ > 1) {
         facts.reshard = unit.options.reshard;

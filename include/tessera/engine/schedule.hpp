@@ -23,6 +23,7 @@ struct UnitFacts {
   bool parameter_slot = false;  ///< the full parameter buffer is a slot
   bool gradient_slot = false;   ///< the full gradient buffer is a slot
   bool trainable = false;       ///< holds a trainable tensor with elements
+  bool outer = false;           ///< UnitOptions::outer
 };
 
 /// The depths in force: Options as the schedule (overlapped or sequential) reads them.
@@ -132,8 +133,10 @@ class Scheduler {
            facts.full_bytes > 0 && !units_[event.unit].valid;
   }
 
-  std::size_t begin_lifetime(std::uint64_t bytes) {
-    lifetimes_.push_back({bytes, now_ + 1, 0, 0});
+  // Outer units lie at the arena's beginning: then, whatever a program leases inside them, expected
+  // or not, the rest of the arena is in one piece.
+  std::size_t begin_lifetime(std::uint64_t bytes, bool outer) {
+    lifetimes_.push_back({bytes, now_ + 1, 0, 0, outer});
     return lifetimes_.size() - 1;
   }
   void end_lifetime(std::size_t& index) {
@@ -153,7 +156,7 @@ class Scheduler {
       bytes += facts.full_bytes;
       units_[event.unit].valid = true;
       if (facts.parameter_slot) {
-        units_[event.unit].parameters = begin_lifetime(facts.full_bytes);
+        units_[event.unit].parameters = begin_lifetime(facts.full_bytes, facts.outer);
         targets_.push_back({units_[event.unit].parameters, at, table_.events[at].gathers.size(),
                             gather.units.size()});
       }
@@ -190,7 +193,7 @@ class Scheduler {
       unit.reduces = false;
       while (in_flight_.size() > static_cast<std::size_t>(depths_.reductions)) retire();
       if (facts.gradient_slot) {
-        unit.gradients = begin_lifetime(facts.gradient_bytes);
+        unit.gradients = begin_lifetime(facts.gradient_bytes, facts.outer);
         targets_.push_back({unit.gradients, at, kNowhere, 0});
       }
     }

@@ -36,6 +36,21 @@ struct Bf16 {
   using gradient_element = E;
 };
 
+namespace detail {
+
+template <class P, class G, class E>
+struct GradientElement {
+  using type = std::conditional_t<ElementTraits<E>::dtype == P::describe().parameter, G,
+                                  typename P::template gradient_element<E>>;
+};
+// A tensor whose element type is known at run time only: so is its gradient's.
+template <class P, class G>
+struct GradientElement<P, G, void> {
+  using type = void;
+};
+
+}  // namespace detail
+
 /// Policy `P` with gradient buffers, accumulation and reduction in type `G` (float or bf16).
 template <PrecisionPolicy P, class G>
 struct WithGradients {
@@ -47,8 +62,7 @@ struct WithGradients {
     return description;
   }
   template <class E>
-  using gradient_element = std::conditional_t<ElementTraits<E>::dtype == P::describe().parameter, G,
-                                              typename P::template gradient_element<E>>;
+  using gradient_element = typename detail::GradientElement<P, G, E>::type;
 };
 
 static_assert(PrecisionPolicy<Fp32> && PrecisionPolicy<Bf16> &&

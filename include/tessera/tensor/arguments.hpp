@@ -175,11 +175,13 @@ using element_of = typename detail::ArgumentElement<std::remove_cvref_t<A>>::typ
 /// TensorHandle::identity() of an argument's tensor, without making a handle: for look-ups by a
 /// tensor, a pointer variable, ts::tensor(...), or one of these in modifiers.
 template <class A>
-const void* identity_of(const A& argument) noexcept {
+const void* identity_of(const A& argument) {
   if constexpr (detail::kIsModified<A>) {
     return tessera::identity_of(argument.argument);
   } else if constexpr (detail::kIsPointerTensor<A>) {
     return &argument.pointer();
+  } else if constexpr (detail::HasIdentity<A>) {
+    return TensorTraits<A>::identity(argument);
   } else {
     return detail::address_of(argument);
   }

@@ -99,16 +99,18 @@ class TensorHandle {
     if constexpr (!ShardableTensor<T>) {
       __builtin_unreachable();  // said above
     } else if constexpr (detail::kIsPointerTensor<T>) {
-      return TensorHandle(detail::kTensorTable<T>, &tensor.pointer(), tensor.shape());
+      return TensorHandle(detail::kTensorTable<T>, &tensor.pointer(), &tensor.pointer(),
+                          tensor.shape());
     } else {
-      return TensorHandle(detail::kTensorTable<T>, detail::address_of(tensor),
+      void* const address = detail::address_of(tensor);
+      return TensorHandle(detail::kTensorTable<T>, address, identity_of_object(tensor, address),
                           TensorTraits<T>::shape(tensor));
     }
   }
 
-  /// What "the same tensor" means for tying: the address of the tensor object, or of the pointer
-  /// variable.
-  const void* identity() const noexcept { return tensor_; }
+  /// What "the same tensor" means for tying: what TensorTraits says, else the address of the tensor
+  /// object, or of the pointer variable.
+  const void* identity() const noexcept { return identity_; }
   DType dtype() const noexcept { return dtype_; }
   /// The shape at the time the handle was made.
   const Shape& shape() const noexcept { return shape_; }
@@ -149,12 +151,26 @@ class TensorHandle {
 
   /// True for the same tensor.
   friend bool operator==(const TensorHandle& a, const TensorHandle& b) noexcept {
-    return a.tensor_ == b.tensor_;
+    return a.identity_ == b.identity_;
   }
 
  private:
-  TensorHandle(const detail::TensorTable& table, void* tensor, const Shape& shape)
-      : table_(&table), tensor_(tensor), shape_(shape), dtype_(table.dtype(tensor)) {
+  template <class T>
+  static const void* identity_of_object(const T& tensor, const void* address) {
+    if constexpr (detail::HasIdentity<T>) {
+      return TensorTraits<T>::identity(tensor);
+    } else {
+      return address;
+    }
+  }
+
+  TensorHandle(const detail::TensorTable& table, void* tensor, const void* identity,
+               const Shape& shape)
+      : table_(&table),
+        tensor_(tensor),
+        identity_(identity),
+        shape_(shape),
+        dtype_(table.dtype(tensor)) {
     const auto width = static_cast<std::int64_t>(size_of(dtype_));
     if (shape_.size() > std::numeric_limits<std::int64_t>::max() / width) {
       detail::fail("tessera: a tensor of shape ", shape_, " and type ", dtype_,
@@ -164,6 +180,7 @@ class TensorHandle {
 
   const detail::TensorTable* table_;
   void* tensor_;
+  const void* identity_;
   Shape shape_;
   DType dtype_;
 };

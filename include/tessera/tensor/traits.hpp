@@ -28,7 +28,11 @@ consteval void unknown_tensor() {
 ///       static element* data(MyTensor&);               // may be null before materialize
 ///       static void rebind(MyTensor&, element*);       // optional: point it at other memory
 ///       static bool contiguous(const MyTensor&);       // optional: absent means yes
+///       static const void* identity(const MyTensor&);  // optional: absent means its address
 ///     };
+///
+/// Two arguments with one identity are the same tensor, and so tied; give it where several objects
+/// are handles on one storage, and rebinding any of them rebinds all.
 ///
 /// rebind has to keep the shape, and is given null when a lease ends; where the shape lives in the
 /// memory's owner, declare `rebind(MyTensor&, element*, const Shape&)`, which is handed the shape
@@ -94,6 +98,11 @@ concept HasShapedRebind = requires(T& tensor, TraitsElement<T>* memory, const Sh
 template <class T>
 concept HasContiguous = requires(const T& tensor) {
   { TensorTraits<T>::contiguous(tensor) } -> std::convertible_to<bool>;
+};
+
+template <class T>
+concept HasIdentity = requires(const T& tensor) {
+  { TensorTraits<T>::identity(tensor) } -> std::convertible_to<const void*>;
 };
 
 // Misdeclared, an optional function would be ignored without a word. The declared type is asked,
