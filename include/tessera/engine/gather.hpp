@@ -142,8 +142,7 @@ class Gathering {
       const std::uint64_t own = at.groups[g].piece_bytes() * static_cast<std::uint64_t>(c_.rank());
       const std::uint64_t after = own + at.groups[g].piece_bytes();
       c_.backend.fill(stream, full, 0xFF, own);
-      c_.backend.fill(stream, full + after, 0xFF,
-                      at.groups[g].full_bytes(c_.world()) - after);
+      c_.backend.fill(stream, full + after, 0xFF, at.groups[g].full_bytes(c_.world()) - after);
     }
   }
 

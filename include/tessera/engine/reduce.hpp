@@ -19,8 +19,7 @@ class Reducing {
  public:
   using B = typename Bk::Runtime;
 
-  explicit Reducing(Context<Bk>& context)
-      : c_(context), bucket_(context.options.bucket_bytes) {}
+  explicit Reducing(Context<Bk>& context) : c_(context), bucket_(context.options.bucket_bytes) {}
 
   /// As many as the schedule in force has slots for.
   void allow_in_flight(int reductions) { most_in_flight_ = reductions; }

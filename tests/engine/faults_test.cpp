@@ -1,0 +1,287 @@
+// Ranks that throw, stay away or disagree: one clear message on every rank, in time, and no hang.
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "support.hpp"
+
+using namespace engine_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// Runs body on `world` ranks, each with its own try, and returns what each rank threw.
+template <class Body>
+std::vector<std::string> messages(int world, std::chrono::milliseconds timeout, Body&& body) {
+  std::vector<std::string> thrown(static_cast<std::size_t>(world));
+  ts::run_ranks(
+      world,
+      [&](ts::InProcess ranks) {
+        try {
+          body(ranks);
+        } catch (const std::exception& error) {
+          thrown[static_cast<std::size_t>(ranks.rank())] = error.what();
+        }
+      },
+      timeout);
+  return thrown;
+}
+
+double seconds(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+struct Boom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace
+
+TEST_CASE("P035: an exception inside a lease; after reset() the next iterations are right") {
+  for (const ts::Schedule schedule : {ts::Schedule::overlapped, ts::Schedule::sequential}) {
+    for (int where = 0; where < 8; ++where) {  // forward of unit 0..3, backward of unit 3..0
+      CAPTURE(where);
+      for_each_strategy([&]<class Strategy>() {
+        ts::run_ranks(3, [&](ts::InProcess ranks) {
+          Toy<Strategy> toy(ranks, blocks(4), {.schedule = schedule, .prefetch_depth = 2},
+                            {.poison = true});
+          toy.whole_step();
+          const auto fail_at = [&](int place) {
+            if (place == where && toy.rank() == 1) throw Boom("boom");
+          };
+          try {
+            for (int u = 0; u < 4; ++u) {
+              const auto lease = toy.model.forward(toy.unit(u));
+              fail_at(u);
+            }
+            for (int u = 3; u >= 0; --u) {
+              auto lease = toy.model.backward(toy.unit(u));
+              toy.write_gradients(u, lease);
+              fail_at(7 - u);
+            }
+            toy.model.step();
+            FAIL_CHECK("nobody noticed");
+          } catch (const Boom&) {
+            CHECK(toy.rank() == 1);
+          } catch (const ts::Error& error) {
+            CHECK(toy.rank() != 1);
+            CHECK_SAYS(error.what(), "rank 1");
+            CHECK_SAYS(error.what(), "an exception left a lease");
+          }
+          // Until the reset every call says what happened.
+          CHECK_SAYS(error_of([&] { (void)toy.model.forward(toy.unit(0)); }), "reset()");
+          toy.model.reset();
+          toy.whole_step();
+          const ts::StepReport report = toy.whole_step();
+          CHECK(report.step == 3);
+          CHECK(report.collectives == toy.model.plan().collectives);
+          toy.check();
+        });
+      });
+    }
+  }
+}
+
+TEST_CASE("P035: reset() after an exception that all ranks threw, and after none") {
+  ts::run_ranks(2, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(3));
+    for (int s = 0; s < 3; ++s) {
+      try {
+        const auto lease = toy.model.forward(toy.unit(s));
+        if (s < 2) throw Boom("boom");
+      } catch (const Boom&) {
+      } catch (const ts::CommunicatorError&) {  // the other rank was faster
+      }
+      toy.model.reset();
+    }
+    toy.whole_step();
+    toy.check();
+  });
+}
+
+TEST_CASE("a Shard that dies of an exception does not hang the others") {
+  for (bool in_lease : {true, false}) {
+    const double took = seconds([&] {
+      const auto thrown = messages(4, 30s, [&](ts::InProcess ranks) {
+        Toy<ts::Zero3<>> toy(ranks, blocks(4), {.prefetch_depth = 3});
+        for (int s = 0; s < 3; ++s) {
+          for (int u = 0; u < 4; ++u) {
+            const auto lease = toy.model.forward(toy.unit(u));
+            if (in_lease && ranks.rank() == 2 && s == 1 && u == 1) throw Boom("boom");
+          }
+          if (ranks.rank() == 2 && s == 1) throw Boom("boom");
+          toy.backward_all();
+          toy.step();
+        }
+      });
+      for (int r : {0, 1, 3}) {
+        CHECK_SAYS(thrown[static_cast<std::size_t>(r)], "rank 2");
+      }
+      CHECK(thrown[2] == "boom");
+    });
+    CHECK(took < 2);
+  }
+}
+
+TEST_CASE("run_ranks throws the cause, not what the others threw because of it") {
+  const double took = seconds([] {
+    CHECK_THROWS_AS(ts::run_ranks(4,
+                                  [](ts::InProcess ranks) {
+                                    Toy<ts::Zero3<>> toy(ranks, blocks(3));
+                                    toy.whole_step();
+                                    toy.forward_all();
+                                    if (ranks.rank() == 3) throw Boom("boom");
+                                    toy.backward_all();
+                                    toy.step();
+                                  }),
+                    Boom);
+  });
+  CHECK(took < 2);
+}
+
+TEST_CASE("run_ranks throws the cause even when it unwinds slowly") {
+  // The first rank's destructors take their time; the others have long failed a second time, on a
+  // call that only says that the step has failed.
+  struct Slow {
+    ~Slow() { std::this_thread::sleep_for(100ms); }
+  };
+  CHECK_THROWS_AS(ts::run_ranks(2,
+                                [](ts::InProcess ranks) {
+                                  const Slow slow;
+                                  Toy<ts::Zero2> toy(ranks, blocks(3));
+                                  toy.forward_all();
+                                  if (ranks.rank() == 0) {
+                                    const Slow slower;
+                                    const auto lease = toy.model.backward(toy.unit(2));
+                                    throw Boom("boom");
+                                  }
+                                  for (int u : {2, 1, 0}) {
+                                    const auto lease = toy.model.backward(toy.unit(u));
+                                    std::this_thread::sleep_for(10ms);  // its end fails silently
+                                  }
+                                  toy.model.step();
+                                }),
+                  Boom);
+}
+
+TEST_CASE("abort(): the others' collectives fail with the reason") {
+  const auto thrown = messages(3, 30s, [](ts::InProcess ranks) {
+    Toy<Keep> toy(ranks, blocks(2));
+    if (ranks.rank() == 1) {
+      toy.model.abort("no more data");
+    } else {
+      toy.whole_step();
+    }
+  });
+  CHECK_SAYS(thrown[0], "rank 1: no more data");
+  CHECK_SAYS(thrown[2], "rank 1: no more data");
+}
+
+TEST_CASE("B062: a rank that skips a unit: both units, both ranks and the collective are named") {
+  SUBCASE("in forward") {
+    const auto thrown = messages(2, 2s, [](ts::InProcess ranks) {
+      Toy<ts::Zero3<>> toy(ranks, blocks(4), {.prefetch_depth = 0});
+      for (int u = 0; u < 4; ++u) {
+        if (ranks.rank() == 0 || u != 2) toy.forward(u);
+      }
+    });
+    for (const std::string& message : thrown) {
+      CHECK_SAYS(message, "rank 0 is in all_gather of '2'");
+      CHECK_SAYS(message, "rank 1 in all_gather of '3'");
+    }
+  }
+  SUBCASE("in backward") {
+    const auto thrown = messages(2, 2s, [](ts::InProcess ranks) {
+      Toy<ts::Zero2> toy(ranks, blocks(4));
+      toy.forward_all();
+      for (int u = 3; u >= 0; --u) {
+        if (ranks.rank() == 0 || u != 2) toy.backward(u);
+      }
+      toy.step();
+    });
+    for (const std::string& message : thrown) {
+      CHECK_SAYS(message, "rank 0 is in reduce_scatter of '2'");
+      CHECK_SAYS(message, "rank 1 in reduce_scatter of '1'");
+    }
+  }
+}
+
+TEST_CASE("B062: a rank that stops short: the others name it within the time-out") {
+  const double took = seconds([] {
+    const auto thrown = messages(3, 300ms, [](ts::InProcess ranks) {
+      Toy<ts::Zero3<>> toy(ranks, blocks(3), {.prefetch_depth = 0});
+      toy.whole_step();
+      toy.forward(0);
+      if (ranks.rank() == 1) {
+        std::this_thread::sleep_for(600ms);  // alive, but elsewhere
+        return;
+      }
+      toy.forward(1);
+    });
+    for (std::size_t r : {0u, 2u}) {
+      CHECK_SAYS(thrown[r], "all_gather of '1'");
+      CHECK_SAYS(thrown[r], "for rank(s) 1");
+      CHECK_SAYS(thrown[r], "300 ms");
+    }
+  });
+  CHECK(took < 2);
+}
+
+TEST_CASE("B062: ranks that registered different shapes, or different tensors of one size") {
+  const auto register_and_run = [](ts::InProcess ranks, const UnitSpec& first,
+                                   const UnitSpec& second) {
+    Toy<ts::Zero3<>> toy(ranks, {ranks.rank() == 0 ? first : second});
+    toy.forward_all();
+    toy.backward_all();
+    toy.step();
+  };
+  SUBCASE("another size") {
+    const auto thrown = messages(2, 2s, [&](ts::InProcess ranks) {
+      register_and_run(ranks, {"u", {200}}, {"u", {400}});
+    });
+    for (const std::string& message : thrown) {
+      CHECK_SAYS(message, "ranks disagree");
+      CHECK_SAYS(message, "(512 bytes)");
+      CHECK_SAYS(message, "(1024 bytes)");
+    }
+  }
+  SUBCASE("one group against two of the same total") {
+    const auto thrown = messages(2, 2s, [&](ts::InProcess ranks) {
+      register_and_run(ranks, {"u", {256}}, {"u", {128, 128}, {1}});
+    });
+    for (const std::string& message : thrown) CHECK_SAYS(message, "ranks disagree");
+  }
+}
+
+TEST_CASE("B064: 5 against 7 evaluation batches: a time-out that names the unit and the rank") {
+  const auto thrown = messages(2, 300ms, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(3));
+    {
+      const auto evaluation = toy.model.evaluate();
+      for (int batch = 0; batch < (ranks.rank() == 0 ? 5 : 7); ++batch) toy.forward_all();
+    }
+    std::this_thread::sleep_for(600ms);
+    toy.whole_step();
+  });
+  CHECK_SAYS(thrown[1], "all_gather of unit '0'");
+  CHECK_SAYS(thrown[1], "for rank(s) 0");
+  CHECK_SAYS(thrown[0], "for rank(s) 0");  // it comes late to a group that has given up
+}
+
+TEST_CASE("P150: a unit without a backward lease is kept, or refused by an option that is named") {
+  for_each_strategy([]<class Strategy>() {
+    ts::run_ranks(2, [](ts::InProcess ranks) {
+      Toy<Strategy> toy(ranks, blocks(2), {.unused_units = ts::UnusedUnits::refuse});
+      toy.forward_all();
+      toy.backward(1);
+      const std::string message = error_of([&] { toy.model.step(); });
+      CHECK_SAYS(message, "unit '0'");
+      CHECK_SAYS(message, "Options::unused_units");
+      toy.backward(0);  // nothing was changed: the step can still be completed
+      CHECK(toy.step().step == 1);
+      toy.check();
+    });
+  });
+}

@@ -1,0 +1,203 @@
+// Reading and setting training state, first values, and from whom they come.
+#include "support.hpp"
+
+using namespace engine_test;
+
+namespace {
+
+const std::vector<UnitSpec> kUnits = {{"a", {1000, 3}}, {"b", {257}, {0}}, {"c", {0, 64}}};
+
+float any_value(std::uint32_t tensor, std::uint64_t index) {
+  return static_cast<float>((index * 2654435761u + tensor * 97) % 100003) / 1009.0f - 40;
+}
+std::vector<float> any_values(std::uint32_t tensor, std::size_t n) {
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = any_value(tensor, i);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("P095: parameters, gradients and moments are read and set bit for bit, full and local") {
+  for (int world : {1, 2, 3}) {
+    for_each_strategy([&]<class Strategy>() {
+      ts::run_ranks(world, [&](ts::InProcess ranks) {
+        // The reduction is late: reading and setting wait for it.
+        Toy<Strategy> toy(ranks, kUnits, {.gathered_bytes = 2000},
+                          {.poison = true, .reduce_delay = std::chrono::milliseconds(3)});
+        toy.whole_step();
+        toy.forward_all();
+        toy.backward_all();
+        for (const ts::TensorInfo& info : toy.model.tensors()) {
+          const auto size = static_cast<std::size_t>(info.shape.size());
+          if (!info.trainable) {
+            for (ts::State state :
+                 {ts::State::master(), ts::State::gradient(), ts::State::moment(0)}) {
+              CHECK_SAYS(error_of([&] { (void)toy.model.full(state, info); }), info.name);
+              CHECK_SAYS(error_of([&] { (void)toy.model.local(state, info); }), "frozen");
+            }
+            continue;
+          }
+          CHECK(differences(toy.model.full(ts::State::gradient(), info),
+                            toy.reference.gradients[info.id]) == 0);
+          std::uint32_t salt = info.id;
+          for (ts::State state :
+               {ts::State::parameter(), ts::State::gradient(), ts::State::moment(0)}) {
+            const std::vector<float> values = any_values(salt += 10, size);
+            toy.model.set_full(state, info, values);
+            CHECK(toy.model.full(state, info) == values);
+            const ts::LocalState mine = toy.model.local(state, info);
+            REQUIRE(mine.begin + mine.values.size() <= std::max<std::size_t>(size, 1));
+            for (std::size_t i = 0; i < mine.values.size(); ++i) {
+              CHECK(mine.values[i] == values[mine.begin + i]);
+            }
+          }
+          toy.reference.weights[info.id].assign(size, 0);
+          for (std::size_t i = 0; i < size; ++i) {
+            toy.reference.weights[info.id][i] = any_value(info.id + 10, i);
+          }
+        }
+        for (int u = 0; u < toy.count(); ++u) toy.forward(u);  // what is gathered is the new one
+      });
+    });
+  }
+}
+
+TEST_CASE("P095: local parts are disjoint, whole, and edits to them are what the step uses") {
+  ts::run_ranks(4, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(2, 1000));
+    for (float& value : toy.model.local(ts::State::parameter(), toy.tensor(0)).values) value = 2;
+    toy.reference.weights[0].assign(1000, 2);
+    toy.whole_step();
+    toy.check();
+    const ts::LocalState mine = toy.model.local(ts::State::master(), toy.tensor(1));
+    CHECK(mine.begin == 256 * static_cast<std::uint64_t>(ranks.rank()));
+    CHECK(mine.values.size() == (ranks.rank() == 3 ? 232 : 256));
+  });
+}
+
+TEST_CASE("P008, B126: first values depend on the global index only; all padding is zero") {
+  const auto values = [](const ts::TensorInfo& info, std::uint64_t index) {
+    return any_value(info.id, index);
+  };
+  std::uint64_t digest = 0;
+  for (int world : {1, 3, 4, 8}) {
+    for_each_strategy([&]<class Strategy>() {
+      ts::run_ranks(world, [&](ts::InProcess ranks) {
+        float* first = nullptr;
+        float* second = nullptr;
+        ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks, {.poison = true})};
+        (void)model.add_unit("experts", ts::tensor(first, {3, 5, 8}),
+                             ts::tensor(second, {3, 8, 5}));
+        model.materialize(values);
+        CHECK(model.full(ts::State::parameter(), first) == any_values(0, 120));
+        CHECK(model.full(ts::State::parameter(), "experts.1") == any_values(1, 120));
+        const std::uint64_t mine = model.parameters_digest();
+        if (ranks.rank() != 0) return;
+        if (digest == 0) digest = mine;
+        CHECK(mine == digest);
+      });
+    });
+  }
+}
+
+TEST_CASE("P004: full weights that one rank holds reach every rank's shard") {
+  for (int root : {0, 3}) {
+    for_each_strategy([&]<class Strategy>() {
+      ts::run_ranks(4, [&](ts::InProcess ranks) {
+        std::vector<float> memory = any_values(1, 1000);
+        const bool mine = ranks.rank() == root;
+        std::span<float> w(mine ? memory.data() : nullptr, 1000);
+        std::vector<float> copied = mine ? any_values(2, 70) : std::vector<float>(70);
+        ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks)};
+        const ts::Unit unit = model.add_unit("u", w, copied);
+        model.materialize(ts::from_rank(root));
+        CHECK(w.data() == nullptr);
+        CHECK(model.full(ts::State::parameter(), w) == any_values(1, 1000));
+        CHECK(model.full(ts::State::parameter(), copied) == any_values(2, 70));
+        const auto lease = model.forward(unit);
+        CHECK(copied == any_values(2, 70));
+      });
+    });
+  }
+}
+
+TEST_CASE("P004: values from a rank that does not exist, or holds none, are errors with names") {
+  const auto materialize = [](int root, bool memory) {
+    std::vector<float> values(10);
+    std::span<float> w(memory ? values.data() : nullptr, 10);
+    ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ts::InProcess())};
+    (void)model.add_unit("u", ts::named("w", w));
+    model.materialize(ts::from_rank(root));
+  };
+  CHECK_SAYS(error_of([&] { materialize(1, true); }), "from_rank(1)");
+  CHECK_SAYS(error_of([&] { materialize(-1, true); }), "from_rank(-1)");
+  CHECK_SAYS(error_of([&] { materialize(0, false); }), "'u.w'");
+}
+
+TEST_CASE("P009: full weights before any step; zeroed for all, every rank reads zeros") {
+  for_each_strategy([]<class Strategy>() {
+    ts::run_ranks(2, [](ts::InProcess ranks) {
+      Toy<Strategy> toy(ranks, {{"linear", {8, 2}}});
+      toy.forward(0);  // gathered and compared before any step
+      toy.model.set_full(ts::State::parameter(), toy.tensor(0), std::vector<float>(8, 0.0f));
+      toy.reference.weights[0].assign(8, 0);
+      toy.forward(0);
+      toy.whole_step();
+      toy.check();
+    });
+  });
+}
+
+TEST_CASE("P009, P151: state calls check what they are given, and name it") {
+  ts::run_ranks(2, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(2));
+    std::span<float> stranger(static_cast<float*>(nullptr), 256);
+    const std::vector<float> few(255);
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::parameter(), stranger); }),
+               "in no unit");
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::parameter(), "2.0"); }), "'2.0'");
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::moment(1), toy.tensor(0)); }),
+               "moment 1");
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::moment(-1), toy.tensor(0)); }),
+               "moment -1");
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::gradient(), toy.tensor(0)); }),
+               "has not been reduced");
+    const std::string message =
+        error_of([&] { toy.model.set_full(ts::State::parameter(), toy.tensor(0), few); });
+    CHECK_SAYS(message, "'0.0'");
+    CHECK_SAYS(message, "256");
+    CHECK_SAYS(message, "255");
+    const auto lease = toy.model.forward(toy.unit(0));
+    CHECK_SAYS(error_of([&] {
+                 toy.model.set_full(ts::State::parameter(), toy.tensor(0), std::vector<float>(256));
+               }),
+               "while a lease");
+  });
+}
+
+TEST_CASE("digests: equal on all ranks, one bit of one element changes them, moments apart") {
+  ts::run_ranks(3, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> toy(ranks, kUnits);
+    toy.whole_step();
+    const std::uint64_t parameters = toy.model.parameters_digest();
+    const std::uint64_t moments = toy.model.moments_digest();
+    std::vector<float> values = toy.model.full(ts::State::parameter(), toy.tensor(0));
+    auto& bits = reinterpret_cast<std::uint32_t&>(values[999]);
+    bits ^= 1;
+    toy.model.set_full(ts::State::parameter(), toy.tensor(0), values);
+    CHECK(toy.model.parameters_digest() != parameters);
+    CHECK(toy.model.moments_digest() == moments);
+    bits ^= 1;
+    toy.model.set_full(ts::State::parameter(), toy.tensor(0), values);
+    CHECK(toy.model.parameters_digest() == parameters);
+    // Every rank has the same: the sum of a vote over ranks.
+    ts::InProcess channel = ranks.channel();
+    ts::HostStream stream(ts::HostStream::Where::caller);
+    std::uint64_t all[3] = {};
+    const ts::GatherSegment segment{&parameters, all, 8, 8};
+    channel.all_gather(stream, {ts::CollectiveKind::all_gather, "digest"}, {&segment, 1});
+    CHECK(all[0] == all[1]);
+    CHECK(all[1] == all[2]);
+  });
+}
