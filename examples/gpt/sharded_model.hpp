@@ -66,10 +66,7 @@ class ShardedModel {
  public:
   ShardedModel(Model& model, Units<P>& units, const Config& config, std::size_t sequences,
                bool recompute, std::uint64_t seed)
-      : model_(model),
-        config_(config),
-        units_(units),
-        transformer_(config, sequences, recompute) {
+      : model_(model), config_(config), units_(units), transformer_(config, sequences, recompute) {
     units_.add_to(model, config);
     model.materialize([&](const tessera::TensorInfo& info, std::uint64_t index) {
       const TensorInfo& how = units_.made[info.id];

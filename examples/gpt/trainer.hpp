@@ -75,7 +75,8 @@ class Trainer {
                               .beta2 = 0.99f,
                               .weight_decay = static_cast<float>(options.weight_decay)},
                shard_options(options)),
-        model_(shard_, units_, options.model, options.sequences(), options.recompute, options.seed) {}
+        model_(shard_, units_, options.model, options.sequences(), options.recompute,
+               options.seed) {}
 
   /// Trains, validates, samples. What the ranks share of the results is set by rank 0.
   void run(Results& results, std::vector<std::vector<tessera::TraceEvent>>& traces) {

@@ -24,8 +24,8 @@ struct Setup {
                                 {.flops_per_second = 1, .memory_bytes_per_second = 1e30}),
               ts::AdamW{}, options) {
     for (int u = 0; u < kUnits; ++u) {
-      units.push_back(model.add_unit("unit" + std::to_string(u),
-                                     ts::tensor(pointers[u], {kElements})));
+      units.push_back(
+          model.add_unit("unit" + std::to_string(u), ts::tensor(pointers[u], {kElements})));
     }
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
   }
@@ -75,9 +75,9 @@ TEST_CASE("bytes and memory are the plan's, for a model no machine here could ho
   Model model(ts::Mesh<ts::Sim>(ts::SimCommunicator(512)));
   std::vector<ts::Unit> units;
   for (int l = 0; l < kLayers; ++l) {
-    units.push_back(model.add_unit("layer" + std::to_string(l),
-                                   ts::tensor(weights[static_cast<std::size_t>(l)],
-                                              {12, kWidth, kWidth})));
+    units.push_back(
+        model.add_unit("layer" + std::to_string(l),
+                       ts::tensor(weights[static_cast<std::size_t>(l)], {12, kWidth, kWidth})));
   }
   model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
   ts::StepReport report;

@@ -184,7 +184,7 @@ struct Context {
   bool materialized = false;
   bool accumulating = false;
   bool evaluating = false;
-  std::string broken;  ///< why, when a step has failed and reset() is due
+  std::string broken;             ///< why, when a step has failed and reset() is due
   bool broken_elsewhere = false;  ///< another rank is the cause
 };
 

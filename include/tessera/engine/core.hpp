@@ -1,11 +1,10 @@
-// The engine: leases open and close, steps end. Not a template of the policies: shard.hpp puts the
-// typed shell around it.
+// The engine of one rank: its parts put together, steps, scopes and faults. Not a template of the
+// policies: shard.hpp puts the typed shell around it.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,8 +13,8 @@
 
 #include "tessera/engine/context.hpp"
 #include "tessera/engine/gather.hpp"
+#include "tessera/engine/leases.hpp"
 #include "tessera/engine/materialize.hpp"
-#include "tessera/engine/order.hpp"
 #include "tessera/engine/reduce.hpp"
 #include "tessera/engine/states.hpp"
 #include "tessera/engine/step.hpp"
@@ -36,6 +35,7 @@ class Core {
         materializing_(c_, states_),
         gathering_(c_),
         reducing_(c_),
+        leases_(c_, gathering_, reducing_),
         stepping_(c_, gathering_, *rule_),
         learning_rate_(learning_rate),
         exceptions_(std::uncaught_exceptions()) {}
@@ -69,10 +69,7 @@ class Core {
 
   /// After materialize: the expected orders and their schedules.
   void start() {
-    training_.expect(expected_training_order(c_.registry));
-    evaluation_.expect(expected_evaluation_order(c_.registry));
-    plan_training();
-    evaluation_table_ = schedule(evaluation_.expected());
+    leases_.start();
     last_counts_ = counts();
     last_end_ = c_.backend.now_ns();
     c_.backend.check();
@@ -82,47 +79,17 @@ class Core {
     const Enqueue timed(*this);
     require_materialized();
     c_.check();
-    if (phase == Phase::backward && c_.evaluating) {
-      detail::fail("tessera: backward() of unit '", c_.registry.unit(u).name,
-                   "' inside evaluate(): end the evaluation first");
-    }
-    if (phase == Phase::backward && c_.accumulating && c_.facts[u].gradient_slot &&
-        c_.facts[u].trainable) {
-      detail::fail(
-          "tessera: accumulate() with sharded gradients needs full gradient buffers: set "
-          "Options::accumulation to Accumulation::reduce_once");
-    }
-    seek(u, phase, parameters);
-    const auto& borrowed = c_.registry.unit(u).borrowed_units;
-    std::size_t opened = 0;
-    try {
-      for (; opened < borrowed.size(); ++opened) open_one(borrowed[opened], phase, parameters);
-      open_one(u, phase, parameters);
-    } catch (...) {
-      if (opened == borrowed.size()) release(u, phase);
-      for (std::size_t i = 0; i < borrowed.size() && i <= opened; ++i) release(borrowed[i], phase);
-      throw;
-    }
+    leases_.open(u, phase, parameters);
   }
-
   void close(std::uint32_t u, Phase phase, bool parameters) {
     const Enqueue timed(*this);
-    if (!c_.broken.empty()) {
-      release(u, phase);
-      for (std::uint32_t owner : c_.registry.unit(u).borrowed_units) release(owner, phase);
-      c_.check();
-    }
-    close_one(u, phase, parameters);
-    const auto& borrowed = c_.registry.unit(u).borrowed_units;
-    for (std::size_t i = borrowed.size(); i-- > 0;) close_one(borrowed[i], phase, parameters);
-    c_.check();
+    leases_.close(u, phase, parameters);
   }
 
   /// A lease that is left by an exception: nothing is sent, the others fail at once.
   void abandon(std::uint32_t u, Phase phase) noexcept {
     abort("an exception left a lease of unit '" + c_.registry.unit(u).name + "'");
-    release(u, phase);
-    for (std::uint32_t owner : c_.registry.unit(u).borrowed_units) release(owner, phase);
+    leases_.release(u, phase);
   }
 
   StepReport step() {
@@ -131,18 +98,12 @@ class Core {
     c_.check();
     check_step();
     reducing_.flush();
-    quiesce();
+    leases_.quiesce();
     StepReport report;
     stepping_.run(learning_rate_, report);
     reducing_.retire_all();
     if (!report.skipped) ++steps_;
-    if (training_.deviated() && !training_.recorded().empty()) {
-      report.order_changed = true;
-      training_.expect(training_.recorded());
-      plan_training();
-    } else {
-      training_.restart();
-    }
+    report.order_changed = leases_.end_step();
     complete(report);
     return report;
   }
@@ -172,16 +133,13 @@ class Core {
 
   void begin_evaluation() {
     if (c_.evaluating) detail::fail("tessera: evaluate() inside evaluate()");
-    require_no_lease("evaluate()");
-    quiesce();
-    c_.evaluating = true;
-    evaluation_.restart();
+    leases_.require_none("evaluate()");
+    leases_.begin_evaluation();
     records_before_evaluation_ = c_.recorder.count();
   }
   void end_evaluation() noexcept {
-    c_.evaluating = false;
     try {
-      quiesce();
+      leases_.end_evaluation();
       c_.backend.synchronize(c_.gathering());
       c_.recorder.truncate(records_before_evaluation_);
     } catch (const std::exception& error) {
@@ -196,18 +154,9 @@ class Core {
       detail::fail("tessera: set_full() of '", tensor.info.name,
                    "' while a lease of its unit is open");
     }
-    quiesce();
+    leases_.quiesce();
     states_.set_full(state, tensor, values);
     gathering_.reshard(tensor.unit);
-  }
-
-  /// Nothing is gathered ahead any more, on any rank.
-  void quiesce() {
-    gathering_.forget_issued();
-    gathering_.drop_prefetched();
-    // The other ranks may still read this one's piece in a gather that nobody waited for.
-    c_.backend.record(quiet_, c_.gathering());
-    c_.backend.wait(c_.compute(), quiet_);
   }
 
   void abort(const std::string& reason) noexcept {
@@ -233,7 +182,7 @@ class Core {
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) gathering_.reshard(u);
     reducing_.forget();
     c_.recorder.truncate(0);
-    training_.restart();
+    leases_.restart();
     last_counts_ = counts();
     last_end_ = c_.backend.now_ns();
   }
@@ -266,194 +215,8 @@ class Core {
         .count();
   }
 
-  ScheduleTable schedule(const Order& order) const {
-    return Planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world())
-        .schedule(order, c_.slot_bytes);
-  }
-
-  void plan_training() {
-    training_table_ = schedule(training_.expected());
-    reducing_.allow_in_flight(training_table_.reductions_in_flight);
-  }
-
-  LeaseEvent event(std::uint32_t u, Phase phase, bool open, bool parameters) const {
-    return {u, phase, open, parameters, phase == Phase::forward || !c_.accumulating};
-  }
-
-  // The schedule of the order that the program is following; null where its slots have no room.
-  const ScheduleTable* table() const {
-    const ScheduleTable& table = c_.evaluating ? evaluation_table_ : training_table_;
-    return table.arena_bytes <= c_.slot_bytes ? &table : nullptr;
-  }
-
-  // Off the expected order slots were placed for another course of the program: what does not
-  // belong to open leases would lie in the way of those to come.
-  void seek(std::uint32_t u, Phase phase, bool parameters) {
-    opening_.clear();
-    for (std::uint32_t owner : c_.registry.unit(u).borrowed_units) {
-      opening_.push_back(event(owner, phase, true, parameters));
-    }
-    opening_.push_back(event(u, phase, true, parameters));
-    OrderTracker& tracker = c_.evaluating ? evaluation_ : training_;
-    if (tracker.seek(opening_, c_.evaluating) && table() != nullptr) return;
-    reducing_.end_micro_step();
-    gathering_.drop_prefetched(u);
-  }
-
-  const EventPlan* follow(const LeaseEvent& event) {
-    OrderTracker& tracker = c_.evaluating ? evaluation_ : training_;
-    const std::size_t at = tracker.on(event, c_.evaluating);
-    return at == kNowhere || table() == nullptr ? nullptr : &table()->events[at];
-  }
-
-  void gather_ahead(const EventPlan* plan) {
-    if (plan == nullptr) return;
-    for (const GatherIssue& gather : plan->gathers) {
-      gathering_.issue(gather.units, gather.offsets, false, [] { return false; });
-    }
-  }
-
-  bool make_room() {
-    if (gathering_.drop_prefetched()) return true;
-    reducing_.flush();
-    return reducing_.retire_all();
-  }
-
-  // Off the expected order the parameters may have come to lie so that the gradients no longer fit
-  // beside them: then they are gathered once more, after the gradients have their place.
-  bool make_room_within(std::uint32_t u) {
-    return c_.units[u].leases == 1 && gathering_.take_back(u);
-  }
-
-  void open_one(std::uint32_t u, Phase phase, bool parameters) {
-    UnitState<B>& unit = c_.units[u];
-    const EventPlan* plan = follow(event(u, phase, true, parameters));
-    if (phase == Phase::forward) reducing_.end_micro_step();
-    ++unit.leases;
-    const bool first_backward = phase == Phase::backward && unit.backward_leases == 0;
-    if (phase == Phase::backward) ++unit.backward_leases;
-    const bool needs_gradients = first_backward && c_.facts[u].trainable;
-    if (needs_gradients) reducing_.make_way(u);
-    if (parameters && gathering_.needed(u)) serve(u, plan);
-    if (needs_gradients) {
-      reducing_.open(u, plan != nullptr ? plan->gradient_offset : kNoSlot,
-                     [this, u] { return make_room() || make_room_within(u); });
-      if (parameters && gathering_.needed(u)) serve(u, plan);
-    }
-    gather_ahead(plan);
-    if (parameters) {
-      gathering_.wait(u);
-      if (!unit.bound) bind(u);
-    }
-    c_.check();
-    open_spans_.push_back(
-        {u, phase,
-         c_.recorder.begin(Span::lease, phase == Phase::forward ? "forward" : "backward",
-                           c_.registry.unit(u).name, StreamKind::compute)});
-  }
-
-  // The unit is wanted now: by the schedule's first gather, if that is the one, else by itself.
-  void serve(std::uint32_t u, const EventPlan* plan) {
-    if (plan != nullptr && !plan->gathers.empty() && plan->gathers[0].units[0] == u) {
-      gathering_.issue(plan->gathers[0].units, plan->gathers[0].offsets, true,
-                       [this] { return make_room(); });
-    }
-    if (!gathering_.needed(u)) return;
-    const std::uint64_t offset = plan != nullptr ? planned_offset(u, plan) : kNoSlot;
-    gathering_.issue({&u, 1}, {&offset, 1}, true, [this] { return make_room(); });
-  }
-
-  // Where the unit would lie had it not been given back since it was gathered: that room is kept
-  // free for it.
-  std::uint64_t planned_offset(std::uint32_t u, const EventPlan* plan) const {
-    for (const EventPlan* earlier = plan;; --earlier) {
-      for (const GatherIssue& gather : earlier->gathers) {
-        for (std::size_t i = 0; i < gather.units.size(); ++i) {
-          if (gather.units[i] == u) return gather.offsets[i];
-        }
-      }
-      if (earlier == table()->events.data()) return kNoSlot;
-    }
-  }
-
-  void close_one(std::uint32_t u, Phase phase, bool parameters) {
-    end_span(u, phase);
-    UnitState<B>& unit = c_.units[u];
-    const bool reduces = phase == Phase::forward || !c_.accumulating;
-    const EventPlan* plan = follow(event(u, phase, false, parameters));
-    if (phase == Phase::backward) {
-      unit.reduces = unit.reduces || reduces;
-      if (--unit.backward_leases == 0 && c_.facts[u].trainable) reducing_.close(u);
-    }
-    if (--unit.leases == 0) {
-      unbind(u);
-      const Reshard rule = c_.facts[u].reshard;
-      if (rule == Reshard::after_forward ||
-          (rule == Reshard::after_backward && phase == Phase::backward)) {
-        gathering_.reshard(u);
-      }
-    }
-    gather_ahead(plan);
-  }
-
-  void release(std::uint32_t u, Phase phase) noexcept {
-    UnitState<B>& unit = c_.units[u];
-    if (phase == Phase::backward && unit.backward_leases > 0) --unit.backward_leases;
-    if (unit.leases > 0 && --unit.leases == 0) unbind(u);
-    for (std::size_t i = open_spans_.size(); i-- > 0;) {
-      if (open_spans_[i].unit != u) continue;
-      open_spans_.erase(open_spans_.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
-    }
-  }
-
-  void end_span(std::uint32_t u, Phase phase) {
-    for (std::size_t i = open_spans_.size(); i-- > 0;) {
-      if (open_spans_[i].unit != u || open_spans_[i].phase != phase) continue;
-      c_.recorder.end(open_spans_[i].span);
-      open_spans_.erase(open_spans_.begin() + static_cast<std::ptrdiff_t>(i));
-      return;
-    }
-  }
-
-  void bind(std::uint32_t u) {
-    const layout::UnitLayout& at = c_.layout(u);
-    for (std::uint32_t id : c_.registry.unit(u).tensors) {
-      const TensorRecord& tensor = c_.registry.tensor(id);
-      const std::uint64_t width = size_of(tensor.info.dtype);
-      std::byte* data = tensor.elements == 0
-                            ? nullptr
-                            : c_.units[u].parameters + at.full_offset(tensor.placement.group) +
-                                  tensor.placement.offset * width;
-      if (tensor.handle.rebindable()) {
-        tensor.handle.rebind(data);
-      } else {
-        tensor.handle.require_same_size(tensor.info.name);
-        c_.backend.copy(c_.compute(), tensor.handle.data(), data, tensor.elements * width);
-      }
-    }
-    c_.units[u].bound = true;
-  }
-
-  void unbind(std::uint32_t u) {
-    if (!c_.units[u].bound) return;
-    for (std::uint32_t id : c_.registry.unit(u).tensors) {
-      const TensorRecord& tensor = c_.registry.tensor(id);
-      if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
-    }
-    c_.units[u].bound = false;
-  }
-
-  void require_no_lease(const char* what) const {
-    for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
-      if (c_.units[u].leases == 0) continue;
-      detail::fail("tessera: ", what, " while a lease of unit '", c_.registry.unit(u).name,
-                   "' is open");
-    }
-  }
-
   void check_step() const {
-    require_no_lease("step()");
+    leases_.require_none("step()");
     if (c_.accumulating) {
       detail::fail("tessera: step() inside accumulate(): end the accumulation first");
     }
@@ -492,26 +255,14 @@ class Core {
     last_end_ = end;
   }
 
-  struct OpenSpan {
-    std::uint32_t unit;
-    Phase phase;
-    std::size_t span;
-  };
-
   std::unique_ptr<UpdateRule<B>> rule_;
   Context<Bk> c_;
   States<Bk> states_;
   Materializing<Bk> materializing_;
   Gathering<Bk> gathering_;
   Reducing<Bk> reducing_;
+  Leases<Bk> leases_;
   Stepping<Bk> stepping_;
-  OrderTracker training_;
-  OrderTracker evaluation_;
-  ScheduleTable training_table_;
-  ScheduleTable evaluation_table_;
-  std::vector<OpenSpan> open_spans_;
-  std::vector<LeaseEvent> opening_;
-  typename B::Event quiet_;
   float learning_rate_;
   std::uint64_t steps_ = 0;
   CollectiveCounts last_counts_;

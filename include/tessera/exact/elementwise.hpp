@@ -140,12 +140,14 @@ void elementwise_all(std::uint64_t n, const F& f, Indices<I...> indices, const R
 }
 
 // Not std::index_sequence: <utility> would be the heaviest include of this header.
+/// @cond (Doxygen takes the recursion for a mistake)
 template <std::size_t N, std::size_t... I>
 struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <std::size_t... I>
 struct MakeIndices<0, I...> {
   using type = Indices<I...>;
 };
+/// @endcond
 
 }  // namespace TESSERA_ISA
 }  // namespace detail
