@@ -61,12 +61,13 @@ template <class... Parts>
 /// the collective; an empty name is left out of it.
 class CommunicatorError : public Error {
  public:
-  /// `rank`: the rank at fault, -1 where it is not known.
+  /// `rank`: the rank whose call failed, -1 where it is not known; the problem says who is at
+  /// fault.
   CommunicatorError(int rank, std::string_view unit, std::string_view collective,
                     std::string_view problem)
       : Error(message(rank, unit, collective, problem)), rank_(rank) {}
 
-  /// The rank at fault, -1 where it is not known.
+  /// The rank whose call failed, -1 where it is not known.
   int rank() const noexcept { return rank_; }
 
  private:

@@ -225,7 +225,10 @@ class Shard {
     const engine::TensorRecord& record = record_of(tensor);
     core_.set_full(state, record, values);
   }
-  /// This rank's part of an fp32 state, to be read or edited in place between close and step().
+  /// This rank's part of an fp32 state, to be read or edited in place outside leases: a gradient
+  /// between close and step(), weights or moments between steps. Where the master is not the
+  /// parameter itself, an edit of it reaches the parameter with the next step. All ranks make the
+  /// same calls; none of them communicates.
   template <class T>
   LocalState local(State state, T&& tensor) {
     const engine::TensorRecord& record = record_of(tensor);
@@ -234,7 +237,7 @@ class Shard {
       detail::fail("tessera: local(): the parameter '", record.info.name, "' is ",
                    record.info.dtype, ": edit its master");
     }
-    core_.context().backend.synchronize(core_.context().reducing());
+    core_.prepare_edit(state, record);
     const layout::Range range = core_.states().held(state, record);
     auto* data = reinterpret_cast<float*>(core_.states().address(state, record));
     return {{data, static_cast<std::size_t>(range.size())}, range.begin};

@@ -40,6 +40,11 @@ TEST_CASE("options: values that make no sense are refused by the constructor and
   CHECK_SAYS(message({.clip_norm = nan}), "clip_norm");
   CHECK_SAYS(message({.gradient_divisor = -2}), "gradient_divisor");
   CHECK_SAYS(message({.gradient_divisor = nan}), "gradient_divisor");
+  CHECK_SAYS(message({.groups = {{.learning_rate_scale = nan}}}), "learning_rate_scale");
+  CHECK_SAYS(message({.groups = {{.weight_decay = nan}}}), "weight_decay");
+  Model model = make();
+  CHECK_SAYS(error_of([&] { model.add_unit("u", ts::UnitOptions{.gradient_divisor = -3}); }),
+             "gradient_divisor");
   CHECK_NOTHROW((void)make({.prefetch_depth = 1000, .reductions_in_flight = 1000}));
 }
 

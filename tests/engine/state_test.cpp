@@ -201,3 +201,35 @@ TEST_CASE("digests: equal on all ranks, one bit of one element changes them, mom
     CHECK(all[1] == all[2]);
   });
 }
+
+TEST_CASE("P005: Shards on groups of 2 inside 4 ranks train apart, as on groups of their own") {
+  std::uint64_t digests[6] = {};
+  const auto train = [&](ts::InProcess ranks, std::size_t place) {
+    Toy<ts::Zero3<>> toy(ranks, kUnits);
+    for (int s = 0; s < 2; ++s) toy.whole_step();
+    toy.check();
+    digests[place] = toy.model.parameters_digest();
+  };
+  ts::run_ranks(4, [&](ts::InProcess ranks) {
+    train(ranks.split(ranks.rank() / 2), static_cast<std::size_t>(ranks.rank()));
+  });
+  ts::run_ranks(
+      2, [&](ts::InProcess ranks) { train(ranks, 4 + static_cast<std::size_t>(ranks.rank())); });
+  for (std::uint64_t digest : digests) CHECK(digest == digests[4]);
+}
+
+TEST_CASE("P095: an edit through local() is what every rank's next lease sees") {
+  for_each_strategy([&]<class Strategy>() {
+    ts::run_ranks(2, [&](ts::InProcess ranks) {
+      std::span<float> w(static_cast<float*>(nullptr), 1000);
+      ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks), {}, {.gathered_bytes = 2000}};
+      const ts::Unit unit = model.add_unit("u", w);
+      model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+      { const auto lease = model.forward(unit); }
+      for (float& value : model.local(ts::State::parameter(), w).values) value = 2;
+      const auto lease = model.forward(unit);
+      for (float value : w) REQUIRE(value == 2);
+      CHECK_SAYS(error_of([&] { (void)model.local(ts::State::parameter(), w); }), "'u.0'");
+    });
+  });
+}

@@ -160,3 +160,24 @@ TEST_CASE("P006: a tensor listed twice in one unit is one parameter") {
     });
   });
 }
+
+TEST_CASE("accumulate() of a unit that only shares tensors is about what it shares") {
+  ts::run_ranks(2, [](ts::InProcess ranks) {
+    std::span<float> w(static_cast<float*>(nullptr), 64);
+    ShardOf<ts::Zero3<>> model{
+        ts::Mesh<ts::Host>(ranks), {}, {.accumulation = ts::Accumulation::reduce_once}};
+    const ts::Unit table = model.add_unit("table", w);
+    const ts::Unit head = model.add_unit("head", w);
+    model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+    for (int micro_step = 0; micro_step < 2; ++micro_step) {
+      const auto scope = model.accumulate();
+      {
+        auto lease = model.backward(head);
+        CHECK(lease.accumulate() == (micro_step == 1));
+        CHECK(lease.gradient(w).accumulate == lease.accumulate());
+      }
+      auto lease = model.backward(table);
+      CHECK(lease.accumulate());
+    }
+  });
+}

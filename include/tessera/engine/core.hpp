@@ -141,6 +141,7 @@ class Core {
     try {
       leases_.end_evaluation();
       c_.backend.synchronize(c_.gathering());
+      c_.backend.synchronize(c_.reducing());
       c_.recorder.truncate(records_before_evaluation_);
     } catch (const std::exception& error) {
       c_.broken = error.what();
@@ -156,6 +157,20 @@ class Core {
     }
     leases_.quiesce();
     states_.set_full(state, tensor, values);
+    gathering_.reshard(tensor.unit);
+  }
+
+  /// Before this rank's part of a state is handed out: what has been gathered of it is stale then.
+  void prepare_edit(State state, const TensorRecord& tensor) {
+    c_.backend.synchronize(c_.reducing());
+    const bool weights = state.kind == State::Kind::parameter || state.kind == State::Kind::master;
+    if (!weights) return;
+    if (c_.units[tensor.unit].leases > 0) {
+      detail::fail("tessera: local() of the weights '", tensor.info.name,
+                   "' while a lease of their unit is open");
+    }
+    leases_.quiesce();
+    c_.backend.record(c_.updated, c_.compute());
     gathering_.reshard(tensor.unit);
   }
 

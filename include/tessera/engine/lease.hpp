@@ -102,12 +102,13 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
  public:
   BackwardLease(engine::Core<Bk> & core, std::uint32_t unit, bool parameters)
       : Lease<Bk>(core, unit, engine::Phase::backward, parameters),
-        accumulate_(core.context().units[unit].gradients_held) {}
+        accumulate_(held(core.context(), unit)) {}
   BackwardLease(BackwardLease &&) noexcept = default;
 
   /// True if the unit's gradient buffers held contributions when the lease was opened: add to them.
-  /// The same for all tensors of the unit and for the whole lease; a kernel that writes a gradient
-  /// twice within a lease adds the second time (Gradient::accumulate says so by itself).
+  /// Constant through the lease, and about the unit's own tensors; of a unit that has none, about
+  /// those it shares. Gradient::accumulate is exact for each request: for a tensor shared with
+  /// another unit, or a gradient that is written in parts.
   bool accumulate() const { return accumulate_; }
 
   /// The gradient buffer of a tensor of the unit, of the tensor's shape, contiguous. Null for a
@@ -125,6 +126,14 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
   }
 
  private:
+  static bool held(const engine::Context<Bk>& context, std::uint32_t unit) {
+    const engine::UnitRecord& record = context.registry.unit(unit);
+    if (context.facts[unit].trainable || record.borrowed_units.empty()) {
+      return context.units[unit].gradients_held;
+    }
+    return context.units[record.borrowed_units[0]].gradients_held;
+  }
+
   template <class E>
   Gradient<E> find(const void* identity) {
     engine::Context<Bk>& context = this->core_->context();

@@ -37,6 +37,7 @@ class Materializing {
   /// Lays out, plans and makes the one allocation. No rank's values are set yet.
   void allocate() {
     if (c_.materialized) detail::fail("tessera: materialize was called twice");
+    check_groups();
     c_.registry.lay_out(c_.world());
     const Planner planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world());
     c_.facts = planner.facts();
@@ -125,6 +126,15 @@ class Materializing {
   }
 
  private:
+  void check_groups() const {
+    for (const TensorRecord& tensor : c_.registry.tensors()) {
+      if (tensor.group != 0 && static_cast<std::size_t>(tensor.group) >= c_.options.groups.size()) {
+        detail::fail("tessera: tensor '", tensor.info.name, "' is in parameter group ",
+                     tensor.group, " but Options::groups has ", c_.options.groups.size());
+      }
+    }
+  }
+
   static bool settable(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
   std::uint64_t first_buffer() const {

@@ -7,6 +7,7 @@
 
 #include "tessera/error.hpp"
 #include "tessera/exact/cell_sum.hpp"
+#include "tessera/exact/classify.hpp"
 #include "tessera/policy/description.hpp"
 
 namespace tessera {
@@ -77,6 +78,14 @@ struct Options {
     if (!(gradient_divisor >= 0)) {
       detail::fail("tessera: Options::gradient_divisor must be 0 (the mean) or positive, not ",
                    gradient_divisor);
+    }
+    for (const ParameterGroup& group : groups) {
+      if (!detail::is_non_negative(group.learning_rate_scale) ||
+          detail::is_nan_bits(detail::bits_of(group.weight_decay))) {
+        detail::fail("tessera: Options::groups: learning_rate_scale must be finite and not ",
+                     "negative, weight_decay a number; not ", group.learning_rate_scale, " and ",
+                     group.weight_decay);
+      }
     }
   }
 };

@@ -9,6 +9,7 @@
 
 #include "tessera/engine/options.hpp"
 #include "tessera/error.hpp"
+#include "tessera/exact/classify.hpp"
 #include "tessera/layout/flat.hpp"
 #include "tessera/policy/description.hpp"
 #include "tessera/tensor/handle.hpp"
@@ -71,6 +72,11 @@ class Registry {
     if (options.override_reshard && options.reshard == Reshard::never) {
       detail::fail("tessera: add_unit: unit '", name,
                    "' cannot reshard never: its pieces change at each step; use after_step");
+    }
+    if (!detail::is_non_negative(options.gradient_divisor)) {
+      detail::fail("tessera: add_unit: unit '", name,
+                   "': gradient_divisor must be 0 (not replaced) or positive, not ",
+                   options.gradient_divisor);
     }
     UnitRecord& unit = units_.emplace_back();
     unit.name = std::string(name);

@@ -23,7 +23,6 @@ class Stepping {
 
   /// All reductions have been issued. Sets the report's norm, clipped_norm and skipped.
   void run(float learning_rate, StepReport& report) {
-    check_groups();
     included_.assign(c_.units.size(), 0);
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       included_[u] = c_.units[u].reduced ? 1 : 0;
@@ -48,15 +47,6 @@ class Stepping {
   }
 
  private:
-  void check_groups() const {
-    for (const TensorRecord& tensor : c_.registry.tensors()) {
-      if (tensor.group != 0 && static_cast<std::size_t>(tensor.group) >= c_.options.groups.size()) {
-        detail::fail("tessera: tensor '", tensor.info.name, "' is in parameter group ",
-                     tensor.group, " but Options::groups has ", c_.options.groups.size());
-      }
-    }
-  }
-
   // Replicate: every rank updates everything, so it needs everyone's sums. They are fp32, so that
   // the bits are those of the strategies in which only the owner updates.
   void gather_sums() {

@@ -140,7 +140,7 @@ void elementwise_all(std::uint64_t n, const F& f, Indices<I...> indices, const R
 }
 
 // Not std::index_sequence: <utility> would be the heaviest include of this header.
-/// @cond (Doxygen takes the recursion for a mistake)
+/// @cond
 template <std::size_t N, std::size_t... I>
 struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <std::size_t... I>
