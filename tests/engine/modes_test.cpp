@@ -6,7 +6,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const std::vector<UnitSpec> kUnits = {
+const std::vector<UnitSpec> kModeUnits = {
     {"a", {500}}, {"b", {64, 65}}, {"frozen", {130, 7}, {0, 1}}, {"c", {2000, 0}}, {"d", {1}}};
 
 }  // namespace
@@ -29,7 +29,7 @@ TEST_CASE(
                 .poison = true,
                 .jitter = 100us,
                 .jitter_seed = seed * 100 + static_cast<std::uint64_t>(ranks.rank())};
-            Toy<Strategy> toy(ranks, kUnits, options, host);
+            Toy<Strategy> toy(ranks, kModeUnits, options, host);
             toy.whole_step();
             {
               const auto evaluation = toy.model.evaluate();
@@ -48,7 +48,7 @@ TEST_CASE("B042: two delayed runs of one seed give the same bits") {
   const auto digest = [](std::uint64_t seed) {
     std::uint64_t value = 0;
     ts::run_ranks(2, [&](ts::InProcess ranks) {
-      Toy<ts::Zero3<>> toy(ranks, kUnits, {.prefetch_depth = 2, .clip_norm = 0.7f},
+      Toy<ts::Zero3<>> toy(ranks, kModeUnits, {.prefetch_depth = 2, .clip_norm = 0.7f},
                            {.poison = true, .jitter = 500us, .jitter_seed = seed});
       for (int s = 0; s < 5; ++s) {
         for (int u = 0; u < toy.count(); ++u) {

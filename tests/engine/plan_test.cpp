@@ -7,7 +7,7 @@ using namespace engine_test;
 
 namespace {
 
-const std::vector<UnitSpec> kUnits = {
+const std::vector<UnitSpec> kPlanUnits = {
     {"a", {1000, 3}}, {"b", {64 * 5}}, {"frozen", {700}, {0}}, {"c", {0}}, {"d", {129, 64}}};
 
 // A Shard's plan without materialize.
@@ -32,7 +32,7 @@ TEST_CASE("the plan is what a step uses and sends: peak, collectives, bytes") {
     for (int depth : {0, 1, 2}) {
       for_each_strategy([&]<class Strategy>() {
         ts::run_ranks(world, [&](ts::InProcess ranks) {
-          Toy<Strategy> toy(ranks, kUnits, {.prefetch_depth = depth, .gathered_bytes = 3000});
+          Toy<Strategy> toy(ranks, kPlanUnits, {.prefetch_depth = depth, .gathered_bytes = 3000});
           const ts::Plan plan = toy.model.plan();
           ts::StepReport report;
           for (int s = 0; s < 3; ++s) report = toy.whole_step();

@@ -5,7 +5,7 @@ using namespace engine_test;
 
 namespace {
 
-const std::vector<UnitSpec> kUnits = {{"a", {1000, 3}}, {"b", {257}, {0}}, {"c", {0, 64}}};
+const std::vector<UnitSpec> kStateUnits = {{"a", {1000, 3}}, {"b", {257}, {0}}, {"c", {0, 64}}};
 
 float any_value(std::uint32_t tensor, std::uint64_t index) {
   return static_cast<float>((index * 2654435761u + tensor * 97) % 100003) / 1009.0f - 40;
@@ -23,7 +23,7 @@ TEST_CASE("P095: parameters, gradients and moments are read and set bit for bit,
     for_each_strategy([&]<class Strategy>() {
       ts::run_ranks(world, [&](ts::InProcess ranks) {
         // The reduction is late: reading and setting wait for it.
-        Toy<Strategy> toy(ranks, kUnits, {.gathered_bytes = 2000},
+        Toy<Strategy> toy(ranks, kStateUnits, {.gathered_bytes = 2000},
                           {.poison = true, .reduce_delay = std::chrono::milliseconds(3)});
         toy.whole_step();
         toy.forward_all();
@@ -178,7 +178,7 @@ TEST_CASE("P009, P151: state calls check what they are given, and name it") {
 
 TEST_CASE("digests: equal on all ranks, one bit of one element changes them, moments apart") {
   ts::run_ranks(3, [](ts::InProcess ranks) {
-    Toy<ts::Zero3<>> toy(ranks, kUnits);
+    Toy<ts::Zero3<>> toy(ranks, kStateUnits);
     toy.whole_step();
     const std::uint64_t parameters = toy.model.parameters_digest();
     const std::uint64_t moments = toy.model.moments_digest();
@@ -205,7 +205,7 @@ TEST_CASE("digests: equal on all ranks, one bit of one element changes them, mom
 TEST_CASE("P005: Shards on groups of 2 inside 4 ranks train apart, as on groups of their own") {
   std::uint64_t digests[6] = {};
   const auto train = [&](ts::InProcess ranks, std::size_t place) {
-    Toy<ts::Zero3<>> toy(ranks, kUnits);
+    Toy<ts::Zero3<>> toy(ranks, kStateUnits);
     for (int s = 0; s < 2; ++s) toy.whole_step();
     toy.check();
     digests[place] = toy.model.parameters_digest();
