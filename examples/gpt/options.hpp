@@ -1,15 +1,10 @@
 // The command line: every flag, its default and its limits.
 #pragma once
 
-#include <unistd.h>
-
-#include <charconv>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <CLI/CLI.hpp>
 
 #include "config.hpp"
 

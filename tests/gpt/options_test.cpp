@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "gpt/input_error.hpp"
 #include "gpt/sampler.hpp"
 #include "gpt/schedule.hpp"
 
