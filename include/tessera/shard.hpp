@@ -211,6 +211,7 @@ class Shard {
   template <class T>
   std::vector<float> full(State state, T&& tensor) {
     const engine::TensorRecord& record = record_of(tensor);
+    core_.prepare_read(state);
     return core_.states().to_floats(state, record, core_.states().full(state, record));
   }
   /// A parameter's bytes in its own type. Collective.
@@ -228,10 +229,11 @@ class Shard {
   /// This rank's part of an fp32 state, to be read or edited in place outside leases: a gradient
   /// between close and step(), weights or moments between steps. Where the master is not the
   /// parameter itself, an edit of it reaches the parameter with the next step. All ranks make the
-  /// same calls; none of them communicates.
+  /// same calls; a gradient that still waits in a bucket is reduced first.
   template <class T>
   LocalState local(State state, T&& tensor) {
     const engine::TensorRecord& record = record_of(tensor);
+    core_.prepare_read(state);
     core_.states().check(state, record);
     if (engine::States<Backend>::width(state, record) != sizeof(float)) {
       detail::fail("tessera: local(): the parameter '", record.info.name, "' is ",

@@ -103,6 +103,24 @@ TEST_CASE("a wait means the latest record that was enqueued before it; events ar
   CHECK(seconds_since(begin) < 0.09);
 }
 
+TEST_CASE("a record that a faster stream reached does not release waits for an earlier one") {
+  tessera::HostEvent event;
+  const std::uint64_t first = event.announce();
+  const std::uint64_t second = event.announce();
+  event.reach(second);
+  event.wait_for(second);
+  std::atomic<bool> released = false;
+  std::thread waiting([&] {
+    event.wait_for(first);
+    released = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_FALSE(released);
+  event.reach(first);
+  waiting.join();
+  CHECK(released);
+}
+
 TEST_CASE("an exception surfaces at the next check, work is skipped, events are still reached") {
   HostEvent event;
   HostStream stream(HostStream::Where::worker), other(HostStream::Where::worker);

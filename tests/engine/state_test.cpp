@@ -233,3 +233,17 @@ TEST_CASE("P095: an edit through local() is what every rank's next lease sees") 
     });
   });
 }
+
+TEST_CASE("a gradient that waits in a bucket is reduced before it is read") {
+  ts::run_ranks(2, [](ts::InProcess ranks) {
+    std::span<float> w(static_cast<float*>(nullptr), 100);
+    ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ranks), {}, {.bucket_bytes = 1 << 20}};
+    const ts::Unit unit = model.add_unit("u", w);
+    model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+    {
+      auto lease = model.backward(unit);
+      for (float& g : lease.gradient(w).span()) g = static_cast<float>(2 * ranks.rank() + 1);
+    }
+    for (float value : model.full(ts::State::gradient(), w)) REQUIRE(value == 2);
+  });
+}

@@ -160,6 +160,12 @@ class Core {
     gathering_.reshard(tensor.unit);
   }
 
+  /// Before a state is read: what is to be reduced of it is not left waiting in a bucket.
+  void prepare_read(State state) {
+    c_.check();
+    if (state.kind == State::Kind::gradient) reducing_.flush();
+  }
+
   /// Before this rank's part of a state is handed out: what has been gathered of it is stale then.
   void prepare_edit(State state, const TensorRecord& tensor) {
     c_.backend.synchronize(c_.reducing());
