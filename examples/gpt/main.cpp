@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "input_error.hpp"
 #include "linear.hpp"
 #include "options.hpp"
 #include "sampler.hpp"
@@ -12,6 +13,14 @@
 
 namespace gpt {
 namespace {
+
+/// Found out before the training, not after it.
+void require_writable(const std::string& path) {
+  if (path.empty()) return;
+  std::FILE* file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) throw InputError("cannot write to " + path + ".");
+  std::fclose(file);
+}
 
 void describe(const Options& options, const Text& text) {
   const Config& m = options.model;
@@ -28,6 +37,11 @@ int run(int argc, char** argv) {
   const Text text =
       options->data.empty() ? text_from_project(GPT_SOURCE_DIR) : text_from_file(options->data);
   text.require_context(options->model.context);
+  require_writable(options->json);
+  require_writable(options->trace);
+  if (!options->json.empty() && options->json == options->trace) {
+    throw InputError("--json and --trace must not name the same file.");
+  }
   use_one_blas_thread();
   describe(*options, text);
 

@@ -110,16 +110,19 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   using detail::whole;
   constexpr std::uint64_t kMillion = 1000000;
   Options o;
-  CLI::App app("Trains a small GPT on bytes, its training state sharded over in-process ranks.");
+  CLI::App app("Trains a small GPT on bytes, its training state sharded over in-process ranks.",
+               "./dev quickstart");
+  app.option_defaults()->always_capture_default();
   app.add_option("--data", o.data, "text to train on (default: this project's own)");
   app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 256));
-  add_choice<StrategyName>(app, "--strategy", o.strategy,
-                           {{"replicate", StrategyName::replicate},
-                            {"zero1", StrategyName::zero1},
-                            {"zero2", StrategyName::zero2},
-                            {"zero3", StrategyName::zero3},
-                            {"zero3-keep", StrategyName::zero3_keep}},
-                           "what is sharded (default: zero3)");
+  add_choice<StrategyName>(
+      app, "--strategy", o.strategy,
+      {{"replicate", StrategyName::replicate},
+       {"zero1", StrategyName::zero1},
+       {"zero2", StrategyName::zero2},
+       {"zero3", StrategyName::zero3},
+       {"zero3-keep", StrategyName::zero3_keep}},
+      "what is sharded (default: zero3; zero3-keep: gathered until backward has used it)");
   add_choice<PrecisionName>(app, "--precision", o.precision,
                             {{"fp32", PrecisionName::fp32}, {"bf16", PrecisionName::bf16}},
                             "of weights and gradients (default: fp32)");

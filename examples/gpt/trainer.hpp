@@ -160,7 +160,12 @@ class Trainer {
       windows.fill(round, rank_, batch);
       loss += model_.loss(batch);
     }
-    return sums_(loss).mean();
+    const double mean = sums_(loss).mean();
+    if (!std::isfinite(mean)) {
+      throw InputError(
+          "the validation loss is not a finite number: the last step diverged; try a lower --lr.");
+    }
+    return mean;
   }
 
   std::string sample() {

@@ -61,8 +61,9 @@ consteval bool check_policies() {
 /// The training state of one rank, sharded over the ranks of a mesh.
 ///
 /// Use from one thread: on Host that thread is the compute stream. Every rank constructs, registers
-/// and leases the same things in the same order; a rank that does not is found out by its peers'
-/// collectives, which name the first difference.
+/// and leases the same things in the same order. Ranks that lease in another order, or units of
+/// other sizes, are found out by their collectives, which name the first difference; ranks that
+/// register other tensors of the same padded sizes are not.
 template <class Strategy, class Offload = OnDevice, class Precision = Fp32,
           class BackendType = Host, class Optimizer = AdamW>
 class Shard {

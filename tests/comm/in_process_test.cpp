@@ -276,6 +276,7 @@ TEST_CASE("P035: reset after an abort: the same handles and channels work again"
       }
       stream.reset();
       ranks.reset();
+      channel.reset();
       std::memset(all, 0, sizeof all);
       channel.all_gather(stream, kGather, {&segment, 1});
       stream.synchronize();

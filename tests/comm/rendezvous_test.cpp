@@ -160,7 +160,8 @@ TEST_CASE("an abort while others read what a rank brought: it leaves only when t
   }
 }
 
-TEST_CASE("P035: after an abort, a reset in which all take part makes every meeting usable") {
+TEST_CASE(
+    "P035: after an abort, a reset in which all take part makes a meeting usable, and no other") {
   const Meeting meeting(3);
   const auto other = Rendezvous::create(meeting.family, 3);
   for (int round = 0; round < 20; ++round) {
@@ -172,6 +173,8 @@ TEST_CASE("P035: after an abort, a reset in which all take part makes every meet
       }
       CHECK_THROWS_AS(other->arrive(rank, {"gather", "u", 4}), ts::CommunicatorError);
       meeting.place->meet_to_reset(rank);
+      CHECK_THROWS_AS(other->arrive(rank, {"gather", "u", 4}), ts::CommunicatorError);
+      other->meet_to_reset(rank);
       for (const auto& place : {meeting.place, other}) {
         place->arrive(rank, {"gather", "u", 4, &rank});
         CHECK(*static_cast<const int*>(place->post(2).payload) == 2);

@@ -285,3 +285,49 @@ TEST_CASE("P150: a unit without a backward lease is kept, or refused by an optio
     });
   });
 }
+
+TEST_CASE("P035: a reset is of one Shard: another on the same ranks goes on or waits for its own") {
+  ts::run_ranks(2, [](ts::InProcess ranks) {
+    Toy<ts::Zero3<>> a(ranks, {{"a", {64}}, {"b", {64}}});
+    Toy<ts::Zero3<>> b(ranks, {{"a", {40000}}, {"b", {40000}}, {"c", {40000}}},
+                       {.bucket_bytes = 4096});
+    for (int round = 0; round < 2; ++round) {
+      b.forward(0);     // the next unit is being gathered while a is reset
+      a.model.reset();  // without a fault
+      b.whole_step();
+      b.forward(0);
+      try {
+        auto lease = a.model.forward(a.unit(0));
+        if (ranks.rank() == round % 2) throw std::runtime_error("fault");
+        a.model.forward(a.unit(1)).close();
+        a.model.step();
+      } catch (const std::exception&) {
+      }
+      a.model.reset();
+      b.model.reset();
+      a.whole_step();
+      b.whole_step();
+    }
+    a.check();
+    b.check();
+  });
+}
+
+TEST_CASE("misuse that is said: a lease that has ended, a reset inside a lease, no memory yet") {
+  std::span<float> w(static_cast<float*>(nullptr), 64);
+  ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>::single()};
+  const ts::Unit unit = model.add_unit("u", w);
+  CHECK_SAYS(error_of([&] { model.reshard(unit); }), "materialize");
+  const auto thrower = [](const ts::TensorInfo&, std::uint64_t) -> float {
+    throw std::runtime_error("no values");
+  };
+  CHECK_THROWS_WITH(model.materialize(thrower), "no values");
+  CHECK_SAYS(error_of([&] { (void)model.forward(unit); }), "materialize");
+  ShardOf<ts::Zero3<>> other{ts::Mesh<ts::Host>::single()};
+  const ts::Unit again = other.add_unit("u", w);
+  other.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+  auto lease = other.backward(again);
+  CHECK_SAYS(error_of([&] { other.reset(); }), "'u'");
+  lease.close();
+  CHECK_SAYS(error_of([&] { (void)lease.gradient(w); }), "ended");
+}

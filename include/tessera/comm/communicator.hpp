@@ -95,7 +95,8 @@ struct CollectiveCounts {
 /// - channel(): a further, independent order of collectives over the same ranks (a collective);
 /// - counts(): of the collectives that have completed on this handle;
 /// - abort(reason): every collective of the group, pending or to come, fails on every rank;
-/// - reset(): a collective that makes an aborted group usable again.
+/// - reset(): a collective that makes this channel usable again after an abort; none of its
+///   collectives may be under way.
 template <class C, class B>
 concept Communicator = requires(C c, const C cc, typename B::Stream& stream, CollectiveTag tag,
                                 std::span<const GatherSegment> gather,

@@ -118,11 +118,9 @@ class InProcess {
   }
 
   void abort(const std::string& reason) { meeting_->family()->abort(reason); }
-  bool aborted() const {
-    const std::lock_guard lock(meeting_->family()->mutex);
-    return meeting_->family()->aborted;
-  }
-  void reset() { group_->channels.at(0)->meet_to_reset(rank_); }
+  bool aborted() const { return meeting_->aborted(); }
+  /// Of this channel alone: see Communicator.
+  void reset() { meeting_->meet_to_reset(rank_); }
 
  private:
   struct Group {

@@ -18,12 +18,10 @@ namespace tessera::detail {
 
 class Rendezvous;
 
-/// One lock and one abort state for a whole family of groups (a group, its channels, its splits):
-/// an abort of any reaches all.
+/// One lock for a whole family of groups (a group, its channels, its splits): an abort of any
+/// reaches all; each is reset by itself.
 struct RendezvousFamily {
   std::mutex mutex;
-  bool aborted = false;
-  std::string reason;
   std::vector<std::weak_ptr<Rendezvous>> members;
   std::chrono::milliseconds timeout{30000};
 
@@ -55,6 +53,10 @@ class Rendezvous {
   }
 
   int size() const { return size_; }
+  bool aborted() const {
+    const std::lock_guard lock(family_->mutex);
+    return aborted_;
+  }
   const std::shared_ptr<RendezvousFamily>& family() const { return family_; }
   const Post& post(int rank) const { return posts_[static_cast<std::size_t>(rank)]; }
 
@@ -80,18 +82,17 @@ class Rendezvous {
     changed_.wait(lock, [&] { return generation_ != generation; });
   }
 
-  /// A meeting that an abort does not disturb and that ends it.
+  /// A meeting that an abort does not disturb and that ends it, for this order of meetings alone:
+  /// others of the family may have work under way. No rank may be in a meeting of it any more.
   void meet_to_reset(int rank) {
     std::unique_lock lock(family_->mutex);
     const std::uint64_t generation = reset_generation_;
     if (++reset_arrived_ == size_) {
       reset_arrived_ = 0;
       ++reset_generation_;
-      family_->aborted = false;
-      family_->reason.clear();
-      for (const auto& weak : family_->members) {
-        if (const auto member = weak.lock()) member->forget();
-      }
+      aborted_ = false;
+      reason_.clear();
+      forget();
       changed_.notify_all();
       return;
     }
@@ -119,19 +120,19 @@ class Rendezvous {
   }
 
   void meet(std::unique_lock<std::mutex>& lock, int rank, const Post& mine) {
-    if (family_->aborted) throw_abort(rank, mine);
+    if (aborted_) throw_abort(rank, mine);
     const std::uint64_t generation = generation_;
     here_[static_cast<std::size_t>(rank)] = 1;
     if (++arrived_ == size_) {
       find_disagreement();
-      if (family_->aborted) throw_abort(rank, mine);
+      if (aborted_) throw_abort(rank, mine);
       forget();
       lock.unlock();
       changed_.notify_all();
       return;
     }
-    const bool woken = changed_.wait_for(
-        lock, family_->timeout, [&] { return generation_ != generation || family_->aborted; });
+    const bool woken = changed_.wait_for(lock, family_->timeout,
+                                         [&] { return generation_ != generation || aborted_; });
     if (generation_ != generation) return;
     if (!woken) family_->abort_locked(describe_absence(rank, mine));
     throw_abort(rank, mine);
@@ -159,7 +160,7 @@ class Rendezvous {
            std::to_string(post.amount) + " bytes)";
   }
   [[noreturn]] void throw_abort(int rank, const Post& mine) const {
-    throw CommunicatorError(rank, mine.name, mine.operation, family_->reason);
+    throw CommunicatorError(rank, mine.name, mine.operation, reason_);
   }
   std::string describe_absence(int rank, const Post& mine) const {
     std::string absent;
@@ -178,16 +179,19 @@ class Rendezvous {
   std::condition_variable changed_;
   int arrived_ = 0;
   std::uint64_t generation_ = 0;
+  bool aborted_ = false;
+  std::string reason_;
   int reset_arrived_ = 0;
   std::uint64_t reset_generation_ = 0;
 };
 
 inline void RendezvousFamily::abort_locked(const std::string& why) {
-  if (aborted) return;  // the first reason is the cause, later ones its consequences
-  aborted = true;
-  reason = why;
   for (const auto& weak : members) {
-    if (const auto member = weak.lock()) member->changed_.notify_all();
+    const auto member = weak.lock();
+    if (!member || member->aborted_) continue;  // the first reason is the cause
+    member->aborted_ = true;
+    member->reason_ = why;
+    member->changed_.notify_all();
   }
 }
 

@@ -50,7 +50,7 @@ class Core {
     c_.backend.synchronize(c_.reducing());
     // The tensors are left alone: outside leases they point at null already, and a trainer may
     // well have destroyed them first.
-    if (c_.materialized) c_.backend.release(c_.memory, c_.map.total);
+    if (c_.memory != nullptr) c_.backend.release(c_.memory, c_.map.total);
   }
 
   Context<Bk>& context() { return c_; }
@@ -118,6 +118,7 @@ class Core {
 
   /// Gives a unit's gathered parameters back ahead of its rule.
   void reshard(std::uint32_t u) {
+    require_materialized();
     if (c_.units[u].leases > 0) {
       detail::fail("tessera: reshard() of unit '", c_.registry.unit(u).name,
                    "' while a lease of it is open");
@@ -191,10 +192,13 @@ class Core {
 
   /// Collective: after a failure, back to the state of the last step. Leases must have ended.
   void reset() {
+    leases_.require_none("reset()");
     c_.backend.synchronize(c_.gathering());
     c_.backend.synchronize(c_.reducing());
     c_.backend.reset();
     c_.control.reset();
+    c_.gather_comm.reset();
+    c_.reduce_comm.reset();
     c_.broken.clear();
     c_.broken_elsewhere = false;
     c_.accumulating = c_.evaluating = false;

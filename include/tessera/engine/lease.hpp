@@ -26,10 +26,10 @@ struct Gradient {
   auto span() const requires(!std::is_void_v<E>) { return std::span<E>(data, size); }
 };
 
-/// What the two kinds of lease share. Move-only; ends once. The destructor neither throws nor
-/// hangs: what went wrong is thrown by the next call on the Shard, or by close(). A lease that is
-/// left by an exception sends nothing and aborts the group, so that the other ranks fail at once;
-/// reset() on all ranks makes the Shards usable again.
+/// What the two kinds of lease share. Move-only; ends once, before its Shard does. The destructor
+/// neither throws nor hangs: what went wrong is thrown by the next call on the Shard, or by
+/// close(). A lease that is left by an exception sends nothing and aborts the group, so that the
+/// other ranks fail at once; reset() on all ranks makes the Shards usable again.
 template <Backend Bk>
 class Lease {
  public:
@@ -136,6 +136,7 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
 
   template <class E>
   Gradient<E> find(const void* identity) {
+    if (this->core_ == nullptr) detail::fail("tessera: gradient() of a lease that has ended");
     engine::Context<Bk>& context = this->core_->context();
     const engine::UnitRecord& unit = context.registry.unit(this->unit_);
     if (auto found = find_in<E>(this->unit_, identity); found.second) return found.first;

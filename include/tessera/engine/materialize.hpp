@@ -36,7 +36,9 @@ class Materializing {
 
   /// Lays out, plans and makes the one allocation. No rank's values are set yet.
   void allocate() {
-    if (c_.materialized) detail::fail("tessera: materialize was called twice");
+    if (c_.materialized || c_.memory != nullptr) {
+      detail::fail("tessera: materialize was called twice");
+    }
     check_groups();
     c_.registry.lay_out(c_.world());
     const Planner planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world());
@@ -68,7 +70,6 @@ class Materializing {
       c_.backend.fill(c_.compute(), c_.memory + c_.map.scalars, 0, c_.map.total - c_.map.scalars);
     }
     c_.note_use();
-    c_.materialized = true;
   }
 
   /// value(info, index) for each element this rank holds; index counts in the whole tensor, so
@@ -185,6 +186,7 @@ class Materializing {
       if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
     }
     c_.backend.record(c_.updated, c_.compute());
+    c_.materialized = true;  // not before: an initialiser that throws leaves nothing to lease
   }
 
   Context<Bk>& c_;
