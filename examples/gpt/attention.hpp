@@ -6,26 +6,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "linear.hpp"
+#include "shapes.hpp"
 #include "simd.hpp"
 
 namespace gpt {
-
-struct AttentionShape {
-  std::size_t batch;
-  std::size_t context;
-  std::size_t heads;
-  std::size_t width;
-
-  std::size_t head_width() const { return width / heads; }
-  std::size_t packed() const { return 3 * width; }
-  /// Elements of the probabilities that forward keeps for backward.
-  std::size_t probabilities() const { return batch * heads * context * context; }
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_width())); }
-};
 
 inline constexpr std::size_t kQueryBlock = 64;
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels.hpp"
 #include "random.hpp"
+#include "token.hpp"
 
 namespace gpt {
 

@@ -5,51 +5,14 @@
 #include <cstddef>
 #include <cstring>
 
+#include "activations.hpp"
 #include "arena.hpp"
 #include "config.hpp"
 #include "kernels.hpp"
+#include "shapes.hpp"
 #include "tensors.hpp"
 
 namespace gpt {
-
-/// How much a call works on: the sequences of one micro-step on this rank.
-struct BlockShape {
-  std::size_t batch;
-  std::size_t context;
-  std::size_t heads;
-  std::size_t width;
-
-  std::size_t rows() const { return batch * context; }
-  std::size_t hidden() const { return 4 * width; }
-  AttentionShape attention() const { return {batch, context, heads, width}; }
-  LinearShape qkv() const { return {rows(), width, 3 * width}; }
-  LinearShape proj() const { return {rows(), width, width}; }
-  LinearShape fc() const { return {rows(), width, hidden()}; }
-  LinearShape fc_proj() const { return {rows(), hidden(), width}; }
-};
-
-/// What backward needs of forward. Recomputing blocks share one of these.
-struct BlockActivations {
-  NormStatistics norm1, norm2;
-  float *normed1, *qkv, *probabilities, *attended;
-  float *middle, *normed2, *fc, *gelu;
-
-  static BlockActivations carve(Arena& arena, BlockShape s) {
-    const std::size_t rows = s.rows();
-    BlockActivations a;
-    a.norm1 = {arena.take(rows), arena.take(rows)};
-    a.norm2 = {arena.take(rows), arena.take(rows)};
-    a.normed1 = arena.take(rows * s.width);
-    a.qkv = arena.take(rows * 3 * s.width);
-    a.probabilities = arena.take(s.attention().probabilities());
-    a.attended = arena.take(rows * s.width);
-    a.middle = arena.take(rows * s.width);
-    a.normed2 = arena.take(rows * s.width);
-    a.fc = arena.take(rows * s.hidden());
-    a.gelu = arena.take(rows * s.hidden());
-    return a;
-  }
-};
 
 /// What backward overwrites as it goes; one for all blocks.
 struct BlockScratch {

@@ -5,26 +5,11 @@
 #include <cstddef>
 #include <cstring>
 
-#include "embedding.hpp"
+#include "loss_sum.hpp"
 #include "simd.hpp"
+#include "token.hpp"
 
 namespace gpt {
-
-/// A target that does not count: the padding of the last, shorter window of a text.
-inline constexpr Token kIgnored = -1;
-
-/// The sum of the losses, and over how many targets. The mean is left to whoever has all the sums.
-struct LossSum {
-  double sum = 0.0;
-  std::size_t count = 0;
-
-  double mean() const { return count == 0 ? 0.0 : sum / static_cast<double>(count); }
-  LossSum& operator+=(LossSum other) {
-    sum += other.sum;
-    count += other.count;
-    return *this;
-  }
-};
 
 /// A logit so low that its probability vanishes beside any other: fills the end of a vector.
 inline constexpr float kNothing = -1e30f;

@@ -52,4 +52,16 @@ void narrow(const float* from, std::size_t n, bool accumulate, P* to) {
   }
 }
 
+/// The two conversions as UnitScratch calls them, on the caller's thread.
+struct HostConversion {
+  template <BrainFloat P>
+  void widen(const P* from, std::size_t n, float* to) const {
+    gpt::widen(from, n, to);
+  }
+  template <BrainFloat P>
+  void narrow(const float* from, std::size_t n, bool accumulate, P* to) const {
+    gpt::narrow(from, n, accumulate, to);
+  }
+};
+
 }  // namespace gpt

@@ -2,15 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include "element.hpp"
-#include "linear.hpp"
+#include "gradient.hpp"
+#include "token.hpp"
 
 namespace gpt {
-
-using Token = std::int32_t;
 
 /// x[row] = tokens' embedding + the embedding of the position. P is the weights' element type.
 template <class P>

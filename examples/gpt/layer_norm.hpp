@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "linear.hpp"
+#include "gradient.hpp"
 #include "simd.hpp"
 
 namespace gpt {

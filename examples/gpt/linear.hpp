@@ -1,12 +1,16 @@
 // Matrix products through BLAS, and the linear layer made of them.
 #pragma once
 
+#ifndef GPT_OWN_SGEMM  // set by programs that bring their own cblas_sgemm and its declaration
 #include <cblas.h>
+#endif
 
 #include <cstddef>
 #include <cstring>
 
-#include "simd.hpp"
+#include "gradient.hpp"
+#include "matrix.hpp"
+#include "shapes.hpp"
 
 namespace gpt {
 
@@ -17,22 +21,6 @@ inline void use_one_blas_thread() {
 #endif
 }
 
-/// Where a gradient goes: into memory that still holds an earlier micro-step's gradient
-/// (`accumulate`), or over memory whose content means nothing and must not be read.
-template <class P>
-struct Gradient {
-  P* data = nullptr;
-  bool accumulate = false;
-};
-
-struct Matrix {
-  const float* data;
-  std::size_t stride;  // floats from one row to the next
-  bool transposed = false;
-};
-
-inline Matrix transposed(Matrix m) { return {m.data, m.stride, !m.transposed}; }
-
 /// c[m, n] = alpha a[m, k] b[k, n] + beta c. With beta 0, c is not read.
 inline void multiply(std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a, Matrix b,
                      float beta, float* c, std::size_t c_stride) {
@@ -41,12 +29,6 @@ inline void multiply(std::size_t m, std::size_t n, std::size_t k, float alpha, M
               static_cast<int>(k), alpha, a.data, static_cast<int>(a.stride), b.data,
               static_cast<int>(b.stride), beta, c, static_cast<int>(c_stride));
 }
-
-struct LinearShape {
-  std::size_t rows;
-  std::size_t in;
-  std::size_t out;
-};
 
 /// y[rows, out] = x[rows, in] w[out, in]^T + bias, and + residual where one is given. Rows are set
 /// to what is added before the product adds to them, which costs no more than BLAS' own zeroing.

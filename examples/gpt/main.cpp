@@ -1,81 +1,9 @@
 // Trains a small GPT on bytes of text, its training state sharded over in-process ranks. See
 // options.hpp for the flags; without any it trains on this project's own sources and documents.
-#include <cstdio>
-#include <exception>
-#include <string>
-#include <vector>
-
-#include "input_error.hpp"
 #include "linear.hpp"
-#include "options.hpp"
-#include "sampler.hpp"
-#include "train.hpp"
-
-namespace gpt {
-namespace {
-
-/// Found out before the training, not after it.
-void require_writable(const std::string& path) {
-  if (path.empty()) return;
-  std::FILE* file = std::fopen(path.c_str(), "a");
-  if (file == nullptr) throw InputError("cannot write to " + path + ".");
-  std::fclose(file);
-}
-
-void describe(const Options& options, const Text& text) {
-  const Config& m = options.model;
-  std::printf("%s: %zu bytes, %zu of them for validation\n", text.origin().c_str(),
-              text.all().size(), text.validation().size());
-  std::printf("%zu parameters: %zu layers, %zu heads, width %zu, context %zu; %zu ranks\n",
-              m.parameters(), m.layers, m.heads, m.width, m.context, options.ranks);
-  std::fflush(stdout);
-}
-
-int run(int argc, char** argv) {
-  const std::optional<Options> options = parse_options(argc, argv);
-  if (!options) return 0;
-  const Text text =
-      options->data.empty() ? text_from_project(GPT_SOURCE_DIR) : text_from_file(options->data);
-  text.require_context(options->model.context);
-  require_writable(options->json);
-  require_writable(options->trace);
-  if (!options->json.empty() && options->json == options->trace) {
-    throw InputError("--json and --trace must not name the same file.");
-  }
-  use_one_blas_thread();
-  describe(*options, text);
-
-  Results results;
-  results.ranks = options->ranks;
-  results.steps = options->steps;
-  results.memory.resize(options->ranks);
-  Traces traces(options->ranks);
-  const auto train = options->precision == PrecisionName::fp32 ? train_fp32 : train_bf16;
-  train(*options, text, results, traces);
-
-  if (!results.sample.empty()) {
-    std::printf("\nsample:\n%s\n", printable(results.sample).c_str());
-  }
-  print_tables(results);
-  if (!options->json.empty()) write_json(results, options->json);
-  if (!options->trace.empty() && !tessera::write_chrome_trace(options->trace, traces)) {
-    throw InputError("cannot write the trace to " + options->trace + ".");
-  }
-  std::printf("\nloss %.4f -> %.4f, validation loss %.4f, %.0f tokens/s, %.1f s\n",
-              results.first_loss, results.last_loss, results.val_loss, results.tokens_per_s,
-              results.seconds);
-  return 0;
-}
-
-}  // namespace
-}  // namespace gpt
+#include "program.hpp"
 
 int main(int argc, char** argv) {
-  try {
-    return gpt::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
+  gpt::use_one_blas_thread();
+  return gpt::run_program(argc, argv, gpt::host_machine(), gpt::train_fp32, gpt::train_bf16);
 }

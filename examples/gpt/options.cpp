@@ -75,14 +75,15 @@ inline double least_bytes(const Options& o) {
   return 4.0 * ranks * (kept + layers * rows * width) + 16.0 * copies * weights;
 }
 
-inline double machine_bytes() {
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-}
-
 }  // namespace detail
 
+Machine host_machine() {
+  return {"./dev quickstart", static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
+                                  static_cast<double>(sysconf(_SC_PAGESIZE))};
+}
+
 /// What a single flag cannot tell. Nothing has been allocated or read yet.
-static void check(const Options& o) {
+static void check(const Options& o, const Machine& machine) {
   const auto number = [](std::size_t value) { return std::to_string(value); };
   if (o.model.width % o.model.heads != 0) {
     throw InputError("--heads " + number(o.model.heads) + " must divide --width " +
@@ -93,7 +94,7 @@ static void check(const Options& o) {
                      number(o.ranks) + " times --accumulate " + number(o.accumulate) + ".");
   }
   const double needed = detail::least_bytes(o) / 0x1p30;
-  const double there = detail::machine_bytes() / 0x1p30;
+  const double there = machine.bytes / 0x1p30;
   if (needed > there) {
     char message[160];
     std::snprintf(message, sizeof message,
@@ -104,14 +105,14 @@ static void check(const Options& o) {
   }
 }
 
-std::optional<Options> parse_options(int argc, const char* const* argv) {
+std::optional<Options> parse_options(int argc, const char* const* argv, const Machine& machine) {
   using detail::add_choice;
   using detail::finite;
   using detail::whole;
   constexpr std::uint64_t kMillion = 1000000;
   Options o;
   CLI::App app("Trains a small GPT on bytes, its training state sharded over in-process ranks.",
-               "./dev quickstart");
+               machine.program);
   app.option_defaults()->always_capture_default();
   app.add_option("--data", o.data, "text to train on (default: this project's own)");
   app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 256));
@@ -164,7 +165,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     throw InputError(error.what());
   }
-  check(o);
+  check(o, machine);
   return o;
 }
 

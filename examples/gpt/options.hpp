@@ -42,7 +42,16 @@ struct Options {
   std::size_t warmup_steps() const { return warmup.value_or(steps / 20); }
 };
 
+/// What is to run the job: for the help text, and to refuse what cannot fit.
+struct Machine {
+  const char* program;
+  double bytes;
+};
+/// The processors and the memory of the host.
+Machine host_machine();
+
 /// None: help was asked for and printed. Throws InputError for anything that cannot be run.
-std::optional<Options> parse_options(int argc, const char* const* argv);
+std::optional<Options> parse_options(int argc, const char* const* argv,
+                                     const Machine& machine = host_machine());
 
 }  // namespace gpt

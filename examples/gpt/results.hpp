@@ -3,11 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <string>
 #include <vector>
-#include <nlohmann/json.hpp>
 #include <tessera/tessera.hpp>
 
 namespace gpt {

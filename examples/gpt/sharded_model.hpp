@@ -9,8 +9,9 @@
 #include <tessera/tessera.hpp>
 
 #include "batch.hpp"
+#include "element.hpp"
+#include "loss_sum.hpp"
 #include "tensors.hpp"
-#include "transformer.hpp"
 
 namespace gpt {
 
@@ -60,13 +61,17 @@ struct Units {
   }
 };
 
-/// One rank's model. `Model` is a tessera::Shard with parameters of type P.
-template <class Model, Element P>
+/// One rank's model. `Model` is a tessera::Shard with parameters of type P, `Platform` what they
+/// are computed with: see host_platform.hpp.
+template <class Platform, class Model, Element P>
 class ShardedModel {
  public:
   ShardedModel(Model& model, Units<P>& units, const Config& config, std::size_t sequences,
                bool recompute, std::uint64_t seed)
-      : model_(model), config_(config), units_(units), transformer_(config, sequences, recompute) {
+      : model_(model),
+        config_(config),
+        units_(units),
+        transformer_(Platform::template transformer<P>(config, sequences, recompute)) {
     units_.add_to(model, config);
     model.materialize([&](const tessera::TensorInfo& info, std::uint64_t index) {
       const TensorInfo& how = units_.made[info.id];
@@ -75,11 +80,10 @@ class ShardedModel {
   }
 
   /// Forward and backward of one micro-step. `scale`: what the sum of its losses is multiplied by.
-  LossSum micro_step(const Batch& batch, float scale) {
+  void micro_step(const Batch& batch, float scale) {
     forward(batch);
     auto root = model_.backward(units_.root_unit);
-    const LossSum loss = transformer_.head_forward_backward(head(), head_gradients(root),
-                                                            batch.targets.data(), scale);
+    transformer_.head_forward_backward(head(), head_gradients(root), batch.targets.data(), scale);
     for (std::size_t l = config_.layers; l-- > 0;) {
       auto lease = model_.backward(units_.block_units[l]);
       BlockGradients<P> gradients;
@@ -92,14 +96,16 @@ class ShardedModel {
         gradients);
     transformer_.embed_backward(gradients, batch.tokens.data());
     root.close();
-    return loss;
   }
 
   /// The loss alone; inside Shard::evaluate.
-  LossSum loss(const Batch& batch) {
+  void loss(const Batch& batch) {
     auto root = run(batch);
-    return transformer_.head_loss(head(), batch.targets.data());
+    transformer_.head_loss(head(), batch.targets.data());
   }
+  /// What the losses since the last call add up to. On a device, waits for them.
+  LossSum take_loss() { return transformer_.take_loss(); }
+
   /// logits[context, vocabulary] of one sequence; inside Shard::evaluate.
   const float* logits(const Batch& batch) {
     transformer_.use_batch(1);
@@ -138,7 +144,7 @@ class ShardedModel {
   Model& model_;
   Config config_;
   Units<P>& units_;
-  Transformer<P> transformer_;
+  typename Platform::template Transformer<P> transformer_;
 };
 
 }  // namespace gpt

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "config.hpp"
-#include "linear.hpp"
+#include "gradient.hpp"
 
 namespace gpt {
 

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
 #include <string>
 #include <vector>
 #include <tessera/tessera.hpp>
@@ -25,26 +24,6 @@
 
 namespace gpt {
 
-/// Sums over the ranks, on every rank, as a trainer needs them for what it prints.
-class RankSums {
- public:
-  explicit RankSums(tessera::InProcess& ranks)
-      : channel_(ranks.channel()), stream_(tessera::HostStream::Where::caller) {}
-
-  LossSum operator()(LossSum mine) {
-    std::vector<LossSum> all(static_cast<std::size_t>(channel_.size()));
-    const tessera::GatherSegment segment{&mine, all.data(), sizeof mine, sizeof mine};
-    channel_.all_gather(stream_, {tessera::CollectiveKind::scalars, "the loss"}, {&segment, 1});
-    LossSum sum;
-    for (const LossSum& each : all) sum += each;
-    return sum;
-  }
-
- private:
-  tessera::InProcess channel_;
-  tessera::HostStream stream_;
-};
-
 inline tessera::Options shard_options(const Options& o) {
   tessera::Options options;
   options.schedule = o.schedule == ScheduleName::overlapped ? tessera::Schedule::overlapped
@@ -59,18 +38,20 @@ inline tessera::Options shard_options(const Options& o) {
   return options;
 }
 
-template <class Strategy, class Precision, Element P>
+/// `Platform`: the backend, and what computes the model on it; see host_platform.hpp.
+template <class Platform, class Strategy, class Precision, Element P>
 class Trainer {
  public:
-  using Model = tessera::Shard<Strategy, tessera::OnDevice, Precision>;
+  using Backend = typename Platform::Backend;
+  using Model = tessera::Shard<Strategy, tessera::OnDevice, Precision, Backend>;
 
-  Trainer(const Options& options, const Text& text, tessera::InProcess ranks)
+  Trainer(const Options& options, const Text& text, typename Platform::Ranks ranks)
       : o_(options),
         text_(text),
         rank_(static_cast<std::size_t>(ranks.rank())),
         sums_(ranks),
         allocated_before_(allocated_bytes()),
-        shard_(tessera::Mesh<tessera::Host>(ranks),
+        shard_(Platform::mesh(ranks),
                tessera::AdamW{.learning_rate = static_cast<float>(options.learning_rate),
                               .beta2 = 0.99f,
                               .weight_decay = static_cast<float>(options.weight_decay)},
@@ -82,12 +63,13 @@ class Trainer {
   void run(Results& results, std::vector<std::vector<tessera::TraceEvent>>& traces) {
     train(results);
     const double validation = validate();
+    // Before the digests, which bring states together in passing memory of their own.
+    const std::uint64_t allocated = allocated_bytes() - allocated_before_;
     const std::uint64_t parameters = shard_.parameters_digest();
     const std::uint64_t moments = shard_.moments_digest();
     const std::string sample = this->sample();
     const tessera::Plan plan = shard_.plan();
-    results.memory[rank_] = {plan.total_bytes(), allocated_bytes() - allocated_before_,
-                             plan.state_bytes()};
+    results.memory[rank_] = {plan.total_bytes(), allocated, plan.state_bytes()};
     traces[rank_] = shard_.trace();
     if (rank_ != 0) return;
     results.strategy = Model::description().strategy.name;
@@ -111,18 +93,19 @@ class Trainer {
     std::vector<double> step_ms, exposed_ms, communication_ms;
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t step = 0; step < o_.steps; ++step) {
-      LossSum loss;
       for (std::size_t m = 0; m < o_.accumulate; ++m) {
         sample_batch(text_.training(), o_.seed, step, share.first(rank_, m), batch);
-        std::optional<tessera::Accumulating<tessera::Host>> scope;
-        const bool last = m + 1 == o_.accumulate;
-        if (o_.accumulation == AccumulationName::once && !last) scope.emplace(shard_.accumulate());
-        loss += model_.micro_step(batch, scale);
+        if (o_.accumulation == AccumulationName::once && m + 1 < o_.accumulate) {
+          auto unreduced = shard_.accumulate();
+          model_.micro_step(batch, scale);
+        } else {
+          model_.micro_step(batch, scale);
+        }
       }
       shard_.set_learning_rate(rate(step));
-      const tessera::StepTicket ticket = shard_.step();
+      const auto ticket = shard_.step();
       const tessera::StepReport& report = ticket.get();
-      const double mean = sums_(loss).mean();
+      const double mean = sums_(model_.take_loss()).mean();
       require_number(mean, step, report);
       if (rank_ != 0) continue;
       if (step == 0) results.first_loss = mean;
@@ -155,12 +138,11 @@ class Trainer {
     auto evaluating = shard_.evaluate();
     const Windows windows(text_.validation(), o_.model.context, o_.ranks, o_.sequences());
     Batch batch(o_.sequences(), o_.model.context);
-    LossSum loss;
     for (std::size_t round = 0; round < windows.rounds(); ++round) {
       windows.fill(round, rank_, batch);
-      loss += model_.loss(batch);
+      model_.loss(batch);
     }
-    const double mean = sums_(loss).mean();
+    const double mean = sums_(model_.take_loss()).mean();
     if (!std::isfinite(mean)) {
       throw InputError(
           "the validation loss is not a finite number: the last step diverged; try a lower --lr.");
@@ -252,11 +234,11 @@ class Trainer {
   const Options& o_;
   const Text& text_;
   std::size_t rank_;
-  RankSums sums_;
+  typename Platform::RankSums sums_;
   std::uint64_t allocated_before_;
   Units<P> units_;  // before the Shard, which writes to the tensors' pointers when it ends
   Model shard_;
-  ShardedModel<Model, P> model_;
+  ShardedModel<Platform, Model, P> model_;
   std::uint64_t peak_used_ = 0;
 };
 

@@ -7,8 +7,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
+#include <utility>
 #include <vector>
 
+#include "arena.hpp"
 #include "block.hpp"
 #include "element.hpp"
 #include "unit_scratch.hpp"
@@ -57,6 +60,7 @@ class Transformer {
     layer_norm_backward(rows(), config_.width, scratch_.narrow, stream_[config_.layers],
                         wide.norm_w, norm_, gradients.norm_w, gradients.norm_b, gradient_);
     units_.deliver(g);
+    loss_ += loss;
     return loss;
   }
 
@@ -82,8 +86,13 @@ class Transformer {
   /// The loss alone, for validation.
   LossSum head_loss(const HeadWeights<P>& w, const Token* targets) {
     project(units_.widened(w));
-    return cross_entropy(rows(), config_.vocabulary, targets, 1.0f, logits_);
+    const LossSum loss = cross_entropy(rows(), config_.vocabulary, targets, 1.0f, logits_);
+    loss_ += loss;
+    return loss;
   }
+
+  /// What the losses since the last call add up to.
+  LossSum take_loss() { return std::exchange(loss_, {}); }
 
   /// logits[rows(), vocabulary], for sampling. Valid until the next call.
   const float* head_logits(const HeadWeights<P>& w) {
@@ -136,6 +145,7 @@ class Transformer {
   float* normed_ = nullptr;
   float* gradient_ = nullptr;  // of the residual stream, at the place where backward stands
   float* logits_ = nullptr;
+  LossSum loss_;
 };
 
 }  // namespace gpt

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "arena.hpp"
 #include "config.hpp"
 #include "element.hpp"
 #include "tensors.hpp"
@@ -23,16 +22,19 @@ inline HeadTensors<TensorInfo> info_of(const Config& c, const HeadTensors<float*
 
 /// Weights are widened before a unit's kernels, which write fp32 gradients; these are rounded, or
 /// added and rounded, into the real ones afterwards. One scratch, as large as the largest unit,
-/// serves all of them in turn.
-template <Element P>
+/// serves all of them in turn. `Conversion` is what moves elements: HostConversion, or one that
+/// does so where the weights are.
+template <Element P, class Conversion = HostConversion>
 class UnitScratch {
  public:
-  explicit UnitScratch(const Config& config) : config_(config) {
+  explicit UnitScratch(const Config& config, Conversion conversion = {})
+      : config_(config), conversion_(conversion) {
     largest_ = std::max(
         {total(block_info(config)), total(embedding_info(config)), total(head_info(config))});
   }
 
-  void carve(Arena& arena) {
+  template <class AnyArena>
+  void carve(AnyArena& arena) {
     weights_ = arena.take(largest_);
     gradients_ = arena.take(largest_);
   }
@@ -44,7 +46,7 @@ class UnitScratch {
     float* to = weights_;
     walk<Tensors>(
         [&](const TensorInfo& info, P* from, const float*& result) {
-          widen(from, info.size(), to);
+          conversion_.widen(from, info.size(), to);
           result = to;
           to += info.size();
         },
@@ -72,7 +74,7 @@ class UnitScratch {
     const float* from = gradients_;
     walk<Tensors>(
         [&](const TensorInfo& info, const Gradient<P>& to) {
-          narrow(from, info.size(), to.accumulate, to.data);
+          conversion_.narrow(from, info.size(), to.accumulate, to.data);
           from += info.size();
         },
         unit);
@@ -93,17 +95,20 @@ class UnitScratch {
   }
 
   Config config_;
+  Conversion conversion_;
   std::size_t largest_ = 0;
   float* weights_ = nullptr;
   float* gradients_ = nullptr;
 };
 
 /// fp32 weights are used where they are.
-template <>
-class UnitScratch<float> {
+template <class Conversion>
+class UnitScratch<float, Conversion> {
  public:
-  explicit UnitScratch(const Config&) {}
-  void carve(Arena&) {}
+  explicit UnitScratch(const Config&, Conversion = {}) {}
+
+  template <class AnyArena>
+  void carve(AnyArena&) {}
 
   template <template <class> class Tensors>
   Tensors<const float*> widened(const Tensors<float*>& unit) {

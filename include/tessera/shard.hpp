@@ -22,14 +22,21 @@
 namespace tessera {
 
 /// What step() returns.
+template <Backend Bk>
 class StepTicket {
  public:
-  explicit StepTicket(const StepReport& report) : report_(report) {}
-  /// The step's report. On backends whose step() only enqueues, waits for the step to end.
-  const StepReport& get() const { return report_; }
+  StepTicket(engine::Core<Bk>& core, std::shared_ptr<StepReport> report)
+      : core_(&core), report_(std::move(report)) {}
+  /// The step's report. On backends whose step() only enqueues, waits for the step to end; before
+  /// the Shard ends, then, and from its thread. Throws what went wrong in the step.
+  const StepReport& get() const {
+    if (engine::Core<Bk>::B::defers) core_->resolve();
+    return *report_;
+  }
 
  private:
-  StepReport report_;
+  engine::Core<Bk>* core_;
+  std::shared_ptr<StepReport> report_;
 };
 
 /// Asks backward() for gradient buffers only: nothing is gathered (an embedding needs no weights).
@@ -150,7 +157,7 @@ class Shard {
     engine::Context<Backend>& context = core_.context();
     engine::Registry registry = context.registry;
     registry.lay_out(world);
-    return engine::Planner(registry, context.policy, context.options, context.moments, world)
+    return engine::Planner(registry, context.policy, context.options, context.needs, world)
         .plan()
         .first;
   }
@@ -190,7 +197,7 @@ class Shard {
   /// Ends the step: all ranks agree on the norm and on inf and NaN before anything is changed, then
   /// each updates its pieces. Error, with nothing changed, while a lease or a scope is open or
   /// gradients are unreduced. Collective.
-  StepTicket step() { return StepTicket(core_.step()); }
+  StepTicket<Backend> step() { return StepTicket<Backend>(core_, core_.step()); }
 
   /// The learning rate of the steps to come.
   void set_learning_rate(float rate) { core_.set_learning_rate(rate); }
@@ -288,6 +295,9 @@ class Shard {
     }
     return digest.value();
   }
+
+  /// For the library's own parts that work on a whole Shard, such as CUDA graphs.
+  Core& core() { return core_; }
 
   /// What ran on the streams in the steps so far; Options::trace.
   const std::vector<TraceEvent>& trace() const { return core_.context().recorder.trace(); }

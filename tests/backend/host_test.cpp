@@ -124,8 +124,8 @@ TEST_CASE("norm nodes of a whole tensor are its sum of squares, on any stream") 
   const auto nodes = static_cast<std::size_t>(ts::node_count(0, 4));
   std::vector<double> out(nodes, -1);
   ts::HostStream& stream = host.stream(ts::StreamKind::reduce);
-  host.norm_nodes(stream, ts::NormKind::l2, values.data(), 0, values.size(), out.data());
-  host.norm_nodes(stream, ts::NormKind::l2, nullptr, 0, 0, nullptr);
+  const ts::NormRange ranges[] = {{values.data(), 0, values.size(), out.data()}, {}};
+  host.norm_nodes(stream, ts::NormKind::l2, ranges, ranges);
   host.synchronize(stream);
   double sum = 0;
   for (double node : out) sum += node;

@@ -13,7 +13,7 @@ TEST_CASE("B020, B024, P066, P067: any pattern of held-back micro-steps is the s
   // Dyadic gradients: where other numbers agree to a tolerance, these must agree exactly.
   for (const char* pattern : {"rrrr", "hhhr", "rhhr", "hrhr", "r", "hr"}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(4, [&](ts::InProcess ranks) {
+      under_test::run_ranks(4, [&](under_test::Ranks ranks) {
         Toy<Strategy> toy(ranks, {{"a", {200}}, {"b", {3, 77}}, {"c", {0, 500}}}, kOnce);
         for (int s = 0; s < 3; ++s) {
           std::uint64_t reduced = 0;
@@ -37,7 +37,7 @@ TEST_CASE("B020, B024, P066, P067: any pattern of held-back micro-steps is the s
 
 TEST_CASE("B020, P068: 2, 5 and 3 micro-steps a step under reduce_each") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(3));
       for (int micro_steps : {2, 5, 3}) {
         const ts::StepReport report = toy.whole_step(micro_steps);
@@ -51,9 +51,9 @@ TEST_CASE("B020, P068: 2, 5 and 3 micro-steps a step under reduce_each") {
 TEST_CASE("B023, P067: a reduced gradient is not reduced again") {
   // The same input in each of 5 micro-steps: the norm grows by 1 an addition, not by W.
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(4, [](ts::InProcess ranks) {
+    under_test::run_ranks(4, [](under_test::Ranks ranks) {
       std::span<float> w(static_cast<float*>(nullptr), 256);
-      ShardOf<Strategy> model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 0});
+      ShardOf<Strategy> model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 0});
       const ts::Unit unit = model.add_unit("u", w);
       model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
       for (int s = 0; s < 2; ++s) {
@@ -72,7 +72,7 @@ TEST_CASE("B023, P067: a reduced gradient is not reduced again") {
 
 TEST_CASE("B026: step() while a unit holds unreduced gradients is an error that names it") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(2), kOnce);
       toy.forward_all();
       {
@@ -93,11 +93,11 @@ TEST_CASE("B026: step() while a unit holds unreduced gradients is an error that 
 
 TEST_CASE("P064: reduce_gradients acts once: factor 3, two contributions of 3 at W = 2 give 4") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       std::span<float> w(static_cast<float*>(nullptr), 3);
       ts::Options options = kOnce;
       options.gradient_divisor = 3;
-      ShardOf<Strategy> model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 1}, options);
+      ShardOf<Strategy> model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 1}, options);
       const ts::Unit unit = model.add_unit("u", w);
       model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
       const auto contribute = [&] {
@@ -132,9 +132,9 @@ TEST_CASE("P069: mean or sum: weight 0, inputs 1 and 2, rate 1, W = 2") {
   const float inputs[] = {1, 2};
   const auto run = [&](float divisor, float unit_divisor, float factor) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(2, [&](ts::InProcess ranks) {
+      under_test::run_ranks(2, [&](under_test::Ranks ranks) {
         std::span<float> w(static_cast<float*>(nullptr), 2);
-        ShardOf<Strategy> model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 1},
+        ShardOf<Strategy> model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 1},
                                 {.gradient_divisor = divisor});
         const ts::Unit unit =
             model.add_unit("u", ts::UnitOptions{.gradient_divisor = unit_divisor}, w);
@@ -157,7 +157,7 @@ TEST_CASE("P069: mean or sum: weight 0, inputs 1 and 2, rate 1, W = 2") {
 }
 
 TEST_CASE("P100, B032: a divisor set on one unit leaves the others at the default") {
-  ts::run_ranks(4, [](ts::InProcess ranks) {
+  under_test::run_ranks(4, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, {{"a", {100}}, {"b", {100}, {}, {.gradient_divisor = 8}}});
     toy.forward_all();
     toy.backward_all();
@@ -169,7 +169,7 @@ TEST_CASE("P100, B032: a divisor set on one unit leaves the others at the defaul
 
 TEST_CASE("P063: unreduced gradients can be read and edited, and keep their address") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(2), kOnce);
       toy.forward_all();
       CHECK_SAYS(error_of([&] { (void)toy.model.pending_gradient(toy.tensor(1)); }), "'1.0'");
@@ -197,7 +197,7 @@ TEST_CASE("P063: unreduced gradients can be read and edited, and keep their addr
 }
 
 TEST_CASE("P065: backward in two passes, input gradients and then weight gradients") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(3), kOnce);
     for (int s = 0; s < 2; ++s) {
       for (int micro = 0; micro < 3; ++micro) {
@@ -220,7 +220,7 @@ TEST_CASE("P065: backward in two passes, input gradients and then weight gradien
 TEST_CASE("P070: half of the tensors in odd micro-steps, the other half in even ones") {
   for (const ts::Options& options : {ts::Options{}, kOnce}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(2, [&](ts::InProcess ranks) {
+      under_test::run_ranks(2, [&](under_test::Ranks ranks) {
         Toy<Strategy> toy(ranks, {{"a", {100, 70}}, {"b", {64, 65}}}, options, {.poison = true});
         for (int s = 0; s < 2; ++s) {
           for (int micro = 0; micro < 4; ++micro) {
@@ -244,7 +244,7 @@ TEST_CASE("P070: half of the tensors in odd micro-steps, the other half in even 
 }
 
 TEST_CASE("P149: step() inside a scope, nested scopes and scopes without buffers are errors") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(2));
     {
       const auto scope = toy.model.accumulate();

@@ -36,7 +36,7 @@ TEST_CASE("P085, B077, B078, B075: every norm kind is the reference's on all ran
   for (ts::NormKind kind : {ts::NormKind::l2, ts::NormKind::l1, ts::NormKind::inf}) {
     for (int world : {1, 2, 3, 8}) {
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(world, [&](ts::InProcess ranks) {
+        under_test::run_ranks(world, [&](under_test::Ranks ranks) {
           // Under a budget some units are sharded and some are kept: all count once.
           Toy<Strategy> toy(ranks, kUnits, {.gathered_bytes = 2048, .norm = kind});
           for (int s = 0; s < 2; ++s) {
@@ -57,7 +57,7 @@ TEST_CASE("P085, B077, B078, B075: every norm kind is the reference's on all ran
 TEST_CASE("P085, B079: a bound that binds scales every gradient; both norms are reported") {
   for (ts::NormKind kind : {ts::NormKind::l2, ts::NormKind::l1, ts::NormKind::inf}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(2, [&](ts::InProcess ranks) {
+      under_test::run_ranks(2, [&](under_test::Ranks ranks) {
         Toy<Strategy> toy(ranks, kUnits, {.clip_norm = 0.5f, .norm = kind});
         toy.forward_all();
         toy.backward_all();
@@ -85,7 +85,7 @@ TEST_CASE("P085, B079: a bound that binds scales every gradient; both norms are 
 TEST_CASE("P088, B079: no bound by default, 0 turns clipping off, one that is loose does nothing") {
   CHECK(ts::Options{}.clip_norm == 0);
   for (float bound : {0.0f, 1e6f}) {
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       Toy<ts::Zero3<>> toy(ranks, kUnits, {.clip_norm = bound});
       const ts::StepReport report = toy.whole_step();
       CHECK(report.norm > 1);
@@ -97,7 +97,7 @@ TEST_CASE("P088, B079: no bound by default, 0 turns clipping off, one that is lo
 
 TEST_CASE("P087, B081: local gradients edited between backward and step; no collective for it") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(3, [](ts::InProcess ranks) {
+    under_test::run_ranks(3, [](under_test::Ranks ranks) {
       // The reduction is late: the edit must come after it.
       Toy<Strategy> toy(ranks, kUnits, {}, {.reduce_delay = std::chrono::milliseconds(5)});
       const ts::CollectiveCounts before = toy.whole_step().collectives;
@@ -127,7 +127,7 @@ TEST_CASE("B072: NaN or inf in one rank's shard: all skip together, nothing chan
   for (float value : bad) {
     for (float bound : {0.0f, 0.5f}) {
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(4, [&](ts::InProcess ranks) {
+        under_test::run_ranks(4, [&](under_test::Ranks ranks) {
           // 1024 elements over 4 ranks: element 600 is in rank 2's piece.
           Toy<Strategy> toy(ranks, {{"a", {1024}}, {"b", {64}}}, {.clip_norm = bound});
           toy.model.step();
@@ -160,9 +160,9 @@ TEST_CASE("B072: NaN or inf in one rank's shard: all skip together, nothing chan
 
 TEST_CASE("P080, B072: 8 bad steps in bf16 are 8 skipped steps, the clock does not move") {
   using Model = ShardOf<ts::Zero3<>, ts::Bf16, ts::AdamW>;
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 100);
-    Model model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 0.5f});
+    Model model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 0.5f});
     const ts::Unit unit = model.add_unit("u", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
     const auto step = [&](float gradient) {
@@ -192,10 +192,10 @@ TEST_CASE("P080, B072: 8 bad steps in bf16 are 8 skipped steps, the clock does n
 
 TEST_CASE("P083: the step count is the global one, for units that were idle too") {
   using Model = ShardOf<ts::Zero3<>, ts::Fp32, ts::AdamW>;
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     std::span<float> a(static_cast<float*>(nullptr), 70);
     std::span<float> b(static_cast<float*>(nullptr), 70);
-    Model model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 0.5f});
+    Model model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 0.5f});
     const ts::Unit unit_a = model.add_unit("a", a);
     const ts::Unit unit_b = model.add_unit("b", b);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });

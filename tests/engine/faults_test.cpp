@@ -14,9 +14,9 @@ namespace {
 template <class Body>
 std::vector<std::string> messages(int world, std::chrono::milliseconds timeout, Body&& body) {
   std::vector<std::string> thrown(static_cast<std::size_t>(world));
-  ts::run_ranks(
+  under_test::run_ranks(
       world,
-      [&](ts::InProcess ranks) {
+      [&](under_test::Ranks ranks) {
         try {
           body(ranks);
         } catch (const std::exception& error) {
@@ -44,7 +44,7 @@ TEST_CASE("P035: an exception inside a lease; after reset() the next iterations 
     for (int where = 0; where < 8; ++where) {  // forward of unit 0..3, backward of unit 3..0
       CAPTURE(where);
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(3, [&](ts::InProcess ranks) {
+        under_test::run_ranks(3, [&](under_test::Ranks ranks) {
           Toy<Strategy> toy(ranks, blocks(4), {.schedule = schedule, .prefetch_depth = 2},
                             {.poison = true});
           toy.whole_step();
@@ -85,7 +85,7 @@ TEST_CASE("P035: an exception inside a lease; after reset() the next iterations 
 }
 
 TEST_CASE("P035: reset() after an exception that all ranks threw, and after none") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(3));
     for (int s = 0; s < 3; ++s) {
       try {
@@ -104,7 +104,7 @@ TEST_CASE("P035: reset() after an exception that all ranks threw, and after none
 TEST_CASE("a Shard that dies of an exception does not hang the others") {
   for (bool in_lease : {true, false}) {
     const double took = seconds([&] {
-      const auto thrown = messages(4, 30s, [&](ts::InProcess ranks) {
+      const auto thrown = messages(4, 30s, [&](under_test::Ranks ranks) {
         Toy<ts::Zero3<>> toy(ranks, blocks(4), {.prefetch_depth = 3});
         for (int s = 0; s < 3; ++s) {
           for (int u = 0; u < 4; ++u) {
@@ -127,15 +127,15 @@ TEST_CASE("a Shard that dies of an exception does not hang the others") {
 
 TEST_CASE("run_ranks throws the cause, not what the others threw because of it") {
   const double took = seconds([] {
-    CHECK_THROWS_AS(ts::run_ranks(4,
-                                  [](ts::InProcess ranks) {
-                                    Toy<ts::Zero3<>> toy(ranks, blocks(3));
-                                    toy.whole_step();
-                                    toy.forward_all();
-                                    if (ranks.rank() == 3) throw Boom("boom");
-                                    toy.backward_all();
-                                    toy.step();
-                                  }),
+    CHECK_THROWS_AS(under_test::run_ranks(4,
+                                          [](under_test::Ranks ranks) {
+                                            Toy<ts::Zero3<>> toy(ranks, blocks(3));
+                                            toy.whole_step();
+                                            toy.forward_all();
+                                            if (ranks.rank() == 3) throw Boom("boom");
+                                            toy.backward_all();
+                                            toy.step();
+                                          }),
                     Boom);
   });
   CHECK(took < 2);
@@ -147,27 +147,28 @@ TEST_CASE("run_ranks throws the cause even when it unwinds slowly") {
   struct Slow {
     ~Slow() { std::this_thread::sleep_for(100ms); }
   };
-  CHECK_THROWS_AS(ts::run_ranks(2,
-                                [](ts::InProcess ranks) {
-                                  const Slow slow;
-                                  Toy<ts::Zero2> toy(ranks, blocks(3));
-                                  toy.forward_all();
-                                  if (ranks.rank() == 0) {
-                                    const Slow slower;
-                                    const auto lease = toy.model.backward(toy.unit(2));
-                                    throw Boom("boom");
-                                  }
-                                  for (int u : {2, 1, 0}) {
-                                    const auto lease = toy.model.backward(toy.unit(u));
-                                    std::this_thread::sleep_for(10ms);  // its end fails silently
-                                  }
-                                  toy.model.step();
-                                }),
-                  Boom);
+  CHECK_THROWS_AS(
+      under_test::run_ranks(2,
+                            [](under_test::Ranks ranks) {
+                              const Slow slow;
+                              Toy<ts::Zero2> toy(ranks, blocks(3));
+                              toy.forward_all();
+                              if (ranks.rank() == 0) {
+                                const Slow slower;
+                                const auto lease = toy.model.backward(toy.unit(2));
+                                throw Boom("boom");
+                              }
+                              for (int u : {2, 1, 0}) {
+                                const auto lease = toy.model.backward(toy.unit(u));
+                                std::this_thread::sleep_for(10ms);  // its end fails silently
+                              }
+                              toy.model.step();
+                            }),
+      Boom);
 }
 
 TEST_CASE("abort(): the others' collectives fail with the reason") {
-  const auto thrown = messages(3, 30s, [](ts::InProcess ranks) {
+  const auto thrown = messages(3, 30s, [](under_test::Ranks ranks) {
     Toy<Keep> toy(ranks, blocks(2));
     if (ranks.rank() == 1) {
       toy.model.abort("no more data");
@@ -181,7 +182,7 @@ TEST_CASE("abort(): the others' collectives fail with the reason") {
 
 TEST_CASE("B062: a rank that skips a unit: both units, both ranks and the collective are named") {
   SUBCASE("in forward") {
-    const auto thrown = messages(2, 2s, [](ts::InProcess ranks) {
+    const auto thrown = messages(2, 2s, [](under_test::Ranks ranks) {
       Toy<ts::Zero3<>> toy(ranks, blocks(4), {.prefetch_depth = 0});
       for (int u = 0; u < 4; ++u) {
         if (ranks.rank() == 0 || u != 2) toy.forward(u);
@@ -193,7 +194,7 @@ TEST_CASE("B062: a rank that skips a unit: both units, both ranks and the collec
     }
   }
   SUBCASE("in backward") {
-    const auto thrown = messages(2, 2s, [](ts::InProcess ranks) {
+    const auto thrown = messages(2, 2s, [](under_test::Ranks ranks) {
       Toy<ts::Zero2> toy(ranks, blocks(4));
       toy.forward_all();
       for (int u = 3; u >= 0; --u) {
@@ -210,7 +211,7 @@ TEST_CASE("B062: a rank that skips a unit: both units, both ranks and the collec
 
 TEST_CASE("B062: a rank that stops short: the others name it within the time-out") {
   const double took = seconds([] {
-    const auto thrown = messages(3, 300ms, [](ts::InProcess ranks) {
+    const auto thrown = messages(3, 300ms, [](under_test::Ranks ranks) {
       Toy<ts::Zero3<>> toy(ranks, blocks(3), {.prefetch_depth = 0});
       toy.whole_step();
       toy.forward(0);
@@ -230,7 +231,7 @@ TEST_CASE("B062: a rank that stops short: the others name it within the time-out
 }
 
 TEST_CASE("B062: ranks that registered different shapes, or different tensors of one size") {
-  const auto register_and_run = [](ts::InProcess ranks, const UnitSpec& first,
+  const auto register_and_run = [](under_test::Ranks ranks, const UnitSpec& first,
                                    const UnitSpec& second) {
     Toy<ts::Zero3<>> toy(ranks, {ranks.rank() == 0 ? first : second});
     toy.forward_all();
@@ -238,7 +239,7 @@ TEST_CASE("B062: ranks that registered different shapes, or different tensors of
     toy.step();
   };
   SUBCASE("another size") {
-    const auto thrown = messages(2, 2s, [&](ts::InProcess ranks) {
+    const auto thrown = messages(2, 2s, [&](under_test::Ranks ranks) {
       register_and_run(ranks, {"u", {200}}, {"u", {400}});
     });
     for (const std::string& message : thrown) {
@@ -248,7 +249,7 @@ TEST_CASE("B062: ranks that registered different shapes, or different tensors of
     }
   }
   SUBCASE("one group against two of the same total") {
-    const auto thrown = messages(2, 2s, [&](ts::InProcess ranks) {
+    const auto thrown = messages(2, 2s, [&](under_test::Ranks ranks) {
       register_and_run(ranks, {"u", {256}}, {"u", {128, 128}, {1}});
     });
     for (const std::string& message : thrown) CHECK_SAYS(message, "ranks disagree");
@@ -256,7 +257,7 @@ TEST_CASE("B062: ranks that registered different shapes, or different tensors of
 }
 
 TEST_CASE("B064: 5 against 7 evaluation batches: a time-out that names the unit and the rank") {
-  const auto thrown = messages(2, 300ms, [](ts::InProcess ranks) {
+  const auto thrown = messages(2, 300ms, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(3));
     {
       const auto evaluation = toy.model.evaluate();
@@ -272,7 +273,7 @@ TEST_CASE("B064: 5 against 7 evaluation batches: a time-out that names the unit 
 
 TEST_CASE("P150: a unit without a backward lease is kept, or refused by an option that is named") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(2), {.unused_units = ts::UnusedUnits::refuse});
       toy.forward_all();
       toy.backward(1);
@@ -287,7 +288,7 @@ TEST_CASE("P150: a unit without a backward lease is kept, or refused by an optio
 }
 
 TEST_CASE("P035: a reset is of one Shard: another on the same ranks goes on or waits for its own") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> a(ranks, {{"a", {64}}, {"b", {64}}});
     Toy<ts::Zero3<>> b(ranks, {{"a", {40000}}, {"b", {40000}}, {"c", {40000}}},
                        {.bucket_bytes = 4096});
@@ -315,7 +316,7 @@ TEST_CASE("P035: a reset is of one Shard: another on the same ranks goes on or w
 
 TEST_CASE("misuse that is said: a lease that has ended, a reset inside a lease, no memory yet") {
   std::span<float> w(static_cast<float*>(nullptr), 64);
-  ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>::single()};
+  ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>::single()};
   const ts::Unit unit = model.add_unit("u", w);
   CHECK_SAYS(error_of([&] { model.reshard(unit); }), "materialize");
   const auto thrower = [](const ts::TensorInfo&, std::uint64_t) -> float {
@@ -323,7 +324,7 @@ TEST_CASE("misuse that is said: a lease that has ended, a reset inside a lease, 
   };
   CHECK_THROWS_WITH(model.materialize(thrower), "no values");
   CHECK_SAYS(error_of([&] { (void)model.forward(unit); }), "materialize");
-  ShardOf<ts::Zero3<>> other{ts::Mesh<ts::Host>::single()};
+  ShardOf<ts::Zero3<>> other{ts::Mesh<under_test::Backend>::single()};
   const ts::Unit again = other.add_unit("u", w);
   other.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
   auto lease = other.backward(again);

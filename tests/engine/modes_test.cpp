@@ -19,13 +19,13 @@ TEST_CASE(
       for (std::uint64_t bucket : {0, 900, 6000}) {
         for_each_strategy([&]<class Strategy>() {
           ++seed;
-          ts::run_ranks(3, [&](ts::InProcess ranks) {
+          under_test::run_ranks(3, [&](under_test::Ranks ranks) {
             const ts::Options options{.schedule = schedule,
                                       .prefetch_depth = depth,
                                       .reductions_in_flight = depth,
                                       .bucket_bytes = bucket,
                                       .gathered_bytes = 4000};
-            const ts::HostOptions host{
+            const under_test::RuntimeOptions host{
                 .poison = true,
                 .jitter = 100us,
                 .jitter_seed = seed * 100 + static_cast<std::uint64_t>(ranks.rank())};
@@ -47,7 +47,7 @@ TEST_CASE(
 TEST_CASE("B042: two delayed runs of one seed give the same bits") {
   const auto digest = [](std::uint64_t seed) {
     std::uint64_t value = 0;
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       Toy<ts::Zero3<>> toy(ranks, kModeUnits, {.prefetch_depth = 2, .clip_norm = 0.7f},
                            {.poison = true, .jitter = 500us, .jitter_seed = seed});
       for (int s = 0; s < 5; ++s) {
@@ -73,7 +73,7 @@ TEST_CASE("B042: two delayed runs of one seed give the same bits") {
 TEST_CASE("P050: 0, 1, 2 or 9 reductions in flight: the same numbers, the plan grows") {
   std::uint64_t previous = 0;
   for (int in_flight : {0, 1, 2, 9}) {
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       Toy<ts::Zero2> toy(ranks, blocks(4), {.reductions_in_flight = in_flight},
                          {.poison = true, .reduce_delay = 2ms});
       for (int s = 0; s < 2; ++s) toy.whole_step();
@@ -88,7 +88,7 @@ TEST_CASE("P050: 0, 1, 2 or 9 reductions in flight: the same numbers, the plan g
 }
 
 TEST_CASE("P010, P049: three models in one process, one after the other and interleaved") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero1> first(ranks, blocks(2), {}, {.poison = true, .jitter = 200us});
     Toy<ts::Zero2> second(ranks, blocks(3), {}, {.poison = true, .jitter = 200us});
     Toy<ts::Zero3<>> third(ranks, blocks(4), {}, {.poison = true, .jitter = 200us});

@@ -10,7 +10,7 @@ namespace {
 using Model = ShardOf<ts::Zero3<>>;
 
 Model make(const ts::Options& options = {}, const ts::Sgd& optimizer = {}) {
-  return Model(ts::Mesh<ts::Host>::single(), optimizer, options);
+  return Model(ts::Mesh<under_test::Backend>::single(), optimizer, options);
 }
 
 struct Strided {
@@ -166,7 +166,7 @@ TEST_CASE("misuse: a unit that would never reshard under a strategy that shards 
 }
 
 TEST_CASE("more open leases than the plan has room for: units, bytes and remedy are named") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(5), {.prefetch_depth = 0});
     const auto open_all = [&] {
       const auto a = toy.model.forward(toy.unit(0));
@@ -196,7 +196,7 @@ TEST_CASE("more open leases than the plan has room for: units, bytes and remedy 
 TEST_CASE("leases: moved from, closed early and closed twice; tensors end with the Shard") {
   std::span<float> w(static_cast<float*>(nullptr), 100);
   {
-    Model model = Model(ts::Mesh<ts::Host>::single());
+    Model model = Model(ts::Mesh<under_test::Backend>::single());
     const ts::Unit unit = model.add_unit("u", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
     auto lease = model.forward(unit);

@@ -13,8 +13,8 @@ const std::vector<UnitSpec> kPlanUnits = {
 // A Shard's plan without materialize.
 template <class Strategy, class Precision = ts::Fp32, class Optimizer = ts::Sgd>
 struct Planned {
-  explicit Planned(ts::InProcess ranks, ts::Options options = {})
-      : model(ts::Mesh<ts::Host>(ranks), Optimizer{}, std::move(options)) {
+  explicit Planned(under_test::Ranks ranks, ts::Options options = {})
+      : model(ts::Mesh<under_test::Backend>(ranks), Optimizer{}, std::move(options)) {
     (void)model.add_unit("a", a, ts::no_decay(b));
     (void)model.add_unit("c", ts::frozen(c), d);
   }
@@ -31,7 +31,7 @@ TEST_CASE("the plan is what a step uses and sends: peak, collectives, bytes") {
   for (int world : {1, 2, 5}) {
     for (int depth : {0, 1, 2}) {
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(world, [&](ts::InProcess ranks) {
+        under_test::run_ranks(world, [&](under_test::Ranks ranks) {
           Toy<Strategy> toy(ranks, kPlanUnits, {.prefetch_depth = depth, .gathered_bytes = 3000});
           const ts::Plan plan = toy.model.plan();
           ts::StepReport report;
@@ -50,7 +50,7 @@ TEST_CASE("plan(n) of another world size is the plan of a run at that size") {
   const auto plans = []<class Strategy>(ts::Options options) {
     std::vector<ts::Plan> real;
     for (int world : {1, 2, 3, 8}) {
-      ts::run_ranks(world, [&](ts::InProcess ranks) {
+      under_test::run_ranks(world, [&](under_test::Ranks ranks) {
         Planned<Strategy> planned(ranks, options);
         const ts::Plan before = planned.model.plan();
         planned.model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
@@ -59,7 +59,7 @@ TEST_CASE("plan(n) of another world size is the plan of a run at that size") {
         for (int other : {1, 2, 3, 8, 1000}) CHECK(planned.model.plan(other).world == other);
       });
     }
-    Planned<Strategy> single(ts::InProcess(), options);
+    Planned<Strategy> single(under_test::Ranks(), options);
     CHECK(single.model.plan(1) == real[0]);
     CHECK(single.model.plan(2) == real[1]);
     CHECK(single.model.plan(3) == real[2]);
@@ -79,10 +79,10 @@ TEST_CASE("P003: building and planning touch no tensor memory, at W = 4 with dim
   // Pointers that may not be followed.
   auto* const nowhere = reinterpret_cast<float*>(std::uintptr_t{64});
   for (std::int64_t dim : {8, 3, 1}) {
-    ts::run_ranks(4, [&](ts::InProcess ranks) {
+    under_test::run_ranks(4, [&](under_test::Ranks ranks) {
       float* first = nowhere;
       float* second = nowhere;
-      ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ranks)};
+      ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(ranks)};
       const ts::Unit unit =
           model.add_unit("pair", ts::tensor(first, {dim, dim}), ts::tensor(second, {dim, dim}));
       CHECK(model.plan().total_bytes() > 0);
@@ -101,7 +101,7 @@ TEST_CASE("P003: building and planning touch no tensor memory, at W = 4 with dim
 
 TEST_CASE("state bytes under Zero3 are the replicated state / N plus padding, by type") {
   const auto state = []<class Strategy, class Precision>(int world) {
-    Planned<Strategy, Precision, ts::AdamW> planned{ts::InProcess()};
+    Planned<Strategy, Precision, ts::AdamW> planned{under_test::Ranks()};
     return planned.model.plan(world).state_bytes();
   };
   // fp32: weights of both groups, two moments and a sum of the trainable one.
@@ -119,15 +119,15 @@ TEST_CASE("state bytes under Zero3 are the replicated state / N plus padding, by
 }
 
 TEST_CASE("B010, B036: the plan names the policy in force; nothing is downgraded in silence") {
-  Planned<ts::Zero3<>> zero3{ts::InProcess()};
+  Planned<ts::Zero3<>> zero3{under_test::Ranks()};
   CHECK(zero3.model.plan().policy == "zero3, fp32, on-device");
   CHECK(zero3.model.plan(7).policy == "zero3, fp32, on-device");
-  Planned<Keep, ts::Bf16> keep{ts::InProcess()};
+  Planned<Keep, ts::Bf16> keep{under_test::Ranks()};
   CHECK(keep.model.plan().policy == "zero3-keep, bf16, on-device");
 }
 
 TEST_CASE("the plan prints every line, the totals and the collectives") {
-  Planned<ts::Zero3<>> planned{ts::InProcess()};
+  Planned<ts::Zero3<>> planned{under_test::Ranks()};
   const ts::Plan plan = planned.model.plan(4);
   const std::string text = plan.to_string();
   CHECK_SAYS(text, "plan: zero3, fp32, on-device, 4 ranks");
@@ -144,14 +144,14 @@ TEST_CASE("the plan prints every line, the totals and the collectives") {
 }
 
 TEST_CASE("P145: what tensors that cannot be rebound cost is in the plan") {
-  Planned<ts::Zero3<>> planned{ts::InProcess()};
+  Planned<ts::Zero3<>> planned{under_test::Ranks()};
   const ts::Plan plan = planned.model.plan(2);
   CHECK(plan.units[0].copied == 0);
   CHECK(plan.units[1].copied == 129 * 4);
 }
 
 TEST_CASE("B127: a unit larger than the bucket is split, the plan counts the pieces") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero2> toy(ranks, {{"two vocabularies", {40000, 40000}}}, {.bucket_bytes = 65536});
     const ts::StepReport report = toy.whole_step();
     CHECK(gathers(report) == 5);  // 320,000 bytes
@@ -168,7 +168,7 @@ TEST_CASE("P105: what a byte budget keeps: the largest first, never over, in any
     for (const auto& [name, size] : sizes) units.push_back({name, {size * 64}});
     std::string names;
     std::uint64_t bytes = 0;
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       ts::Options options{.prefetch_depth = 0, .gathered_bytes = granules * 256, .trace = true};
       Toy<ts::ByBudget> toy(ranks, units, options);
       toy.whole_step();
@@ -199,7 +199,7 @@ TEST_CASE("P105: what a byte budget keeps: the largest first, never over, in any
 
 TEST_CASE("B118: sizes in the plan are 64 bits wide: 2^40 elements") {
   std::span<float> huge(static_cast<float*>(nullptr), std::size_t{1} << 40);
-  ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ts::InProcess())};
+  ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(under_test::Ranks())};
   (void)model.add_unit("huge", huge);
   const ts::Plan plan = model.plan(8);
   CHECK(plan.units[0].parameters == std::uint64_t{1} << 42);

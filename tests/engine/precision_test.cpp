@@ -12,10 +12,10 @@ struct Fp8 {
 // The master stays exactly where fp32 arithmetic puts it; the parameter is its rounding.
 template <class Strategy, class Precision>
 void mixed_precision_step(int world) {
-  ts::run_ranks(world, [](ts::InProcess ranks) {
+  under_test::run_ranks(world, [](under_test::Ranks ranks) {
     std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 300);
     std::span<float> norm(static_cast<float*>(nullptr), 70);
-    ShardOf<Strategy, Precision> model(ts::Mesh<ts::Host>(ranks, {.poison = true}),
+    ShardOf<Strategy, Precision> model(ts::Mesh<under_test::Backend>(ranks, {.poison = true}),
                                        {.learning_rate = 1.0f / 1024});
     const ts::Unit unit = model.add_unit("u", w, norm);
     model.materialize([](const ts::TensorInfo& info, std::uint64_t index) {
@@ -70,9 +70,9 @@ TEST_CASE(
     "P072, B089: the wire carries the gradient's type: bytes of bf16 and of fp32 reductions") {
   const auto bytes = []<class Precision>() {
     std::uint64_t reduced = 0;
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 1024);
-      ShardOf<ts::Zero3<>, Precision> model{ts::Mesh<ts::Host>(ranks)};
+      ShardOf<ts::Zero3<>, Precision> model{ts::Mesh<under_test::Backend>(ranks)};
       const ts::Unit unit = model.add_unit("u", w);
       model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
       { const auto lease = model.forward(unit); }
@@ -93,11 +93,11 @@ TEST_CASE(
 TEST_CASE("P073: an fp32 gradient of bf16 weights is the fp32 sum, and not a bf16 number") {
   for (int world : {2, 4}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(world, [](ts::InProcess ranks) {
+      under_test::run_ranks(world, [](under_test::Ranks ranks) {
         std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 32 * 32);
         ts::Options options{.accumulation = ts::Accumulation::reduce_once, .gradient_divisor = 1};
-        ShardOf<Strategy, ts::WithGradients<ts::Bf16, float>> model(ts::Mesh<ts::Host>(ranks), {},
-                                                                    options);
+        ShardOf<Strategy, ts::WithGradients<ts::Bf16, float>> model(
+            ts::Mesh<under_test::Backend>(ranks), {}, options);
         const ts::Unit unit = model.add_unit("u", w);
         model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.125f; });
         const auto contribute = [&] {
@@ -122,10 +122,10 @@ TEST_CASE("P073: an fp32 gradient of bf16 weights is the fp32 sum, and not a bf1
 
 TEST_CASE("P062: unreduced micro-steps accumulate in fp32 under WithGradients<Bf16, float>") {
   // 1 + 2^-12 three times: in bf16 the small part would be lost each time.
-  ts::run_ranks(4, [](ts::InProcess ranks) {
+  under_test::run_ranks(4, [](under_test::Ranks ranks) {
     std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 16);
     ShardOf<ts::Zero3<>, ts::WithGradients<ts::Bf16, float>> model(
-        ts::Mesh<ts::Host>(ranks), {}, {.accumulation = ts::Accumulation::reduce_once});
+        ts::Mesh<under_test::Backend>(ranks), {}, {.accumulation = ts::Accumulation::reduce_once});
     const ts::Unit unit = model.add_unit("u", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
     for (int micro = 0; micro < 4; ++micro) {
@@ -142,7 +142,7 @@ TEST_CASE("P062: unreduced micro-steps accumulate in fp32 under WithGradients<Bf
 TEST_CASE("P018, P076, B019: bf16, fp32, int64 and fp8 in one unit gather bit for bit") {
   for (int world : {1, 2, 4}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(world, [](ts::InProcess ranks) {
+      under_test::run_ranks(world, [](under_test::Ranks ranks) {
         std::vector<ts::bf16> base(12 * 5);
         std::vector<float> adapter(2 * 12 * 5);
         std::vector<long> ids(2 * 3 * 8 * 5);
@@ -157,7 +157,7 @@ TEST_CASE("P018, P076, B019: bf16, fp32, int64 and fp8 in one unit gather bit fo
         std::span<float> a(adapter);
         std::span<long> n(ids);
         std::span<Fp8> t(table);
-        ShardOf<Strategy, ts::Bf16> model(ts::Mesh<ts::Host>(ranks, {.poison = true}),
+        ShardOf<Strategy, ts::Bf16> model(ts::Mesh<under_test::Backend>(ranks, {.poison = true}),
                                           {.learning_rate = 1});
         const ts::Unit unit = model.add_unit("u", ts::frozen(b), a, ts::frozen(n), ts::frozen(t));
         model.materialize(ts::from_tensors);

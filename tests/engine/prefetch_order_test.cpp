@@ -13,7 +13,7 @@ Strings third_step(const std::vector<UnitSpec>& units, ts::Options options,
                    std::initializer_list<std::string_view> names) {
   options.trace = true;
   Strings seen[2];
-  ts::run_ranks(2, [&](ts::InProcess ranks) {
+  under_test::run_ranks(2, [&](under_test::Ranks ranks) {
     Toy<Strategy> toy(ranks, units, options);
     Strings previous;
     for (int s = 0; s < 3; ++s) {
@@ -106,7 +106,7 @@ TEST_CASE("P045, B034, P039: buckets change counts, never results") {
                                        {"d", {0}},   {"e", {1}},    {"f", {700}}};
   for (std::uint64_t bucket : {1, 700, 4096, 1 << 20}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(4, [&](ts::InProcess ranks) {
+      under_test::run_ranks(4, [&](under_test::Ranks ranks) {
         Toy<Strategy> toy(ranks, units, {.bucket_bytes = bucket, .gathered_bytes = 8192});
         for (int s = 0; s < 3; ++s) {
           const ts::StepReport report = toy.whole_step();
@@ -125,7 +125,7 @@ TEST_CASE("B061: a unit's reduction is issued when its lease ends, not at the en
 
 TEST_CASE("B065, P043: a unit used in odd steps only; what was gathered for it is dropped") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(4), {.prefetch_depth = 2, .gathered_bytes = 1024},
                         {.poison = true});
       for (int s = 0; s < 6; ++s) {
@@ -147,7 +147,7 @@ TEST_CASE("B065, P043: a unit used in odd steps only; what was gathered for it i
 
 TEST_CASE(
     "P043: a step that was never recorded costs correctness nothing, a repeated one settles") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(4));
     const auto step = [&](std::initializer_list<int> forward, std::initializer_list<int> backward) {
       for (int u : forward) toy.forward(u);
@@ -165,7 +165,7 @@ TEST_CASE(
 
 TEST_CASE("P032: after a full step, a step of unit 0 alone") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, blocks(3));
       toy.whole_step();
       toy.forward(0);
@@ -181,7 +181,7 @@ TEST_CASE("P032: after a full step, a step of unit 0 alone") {
 TEST_CASE("P037: training and forward-only passes in turn, prefetching nothing, half, all") {
   for (std::uint64_t ahead : {0, 2048, 1 << 20}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(2, [&](ts::InProcess ranks) {
+      under_test::run_ranks(2, [&](under_test::Ranks ranks) {
         Toy<Strategy> toy(ranks, blocks(4), {.prefetch_depth = 4, .prefetch_bytes = ahead});
         for (int s = 0; s < 3; ++s) {
           toy.whole_step();
@@ -202,7 +202,7 @@ TEST_CASE("B065: any order of single leases fits into the plan and is right") {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     CAPTURE(seed);
     const auto run = [&]<class Strategy>() {
-      ts::run_ranks(2, [&](ts::InProcess ranks) {
+      under_test::run_ranks(2, [&](under_test::Ranks ranks) {
         std::mt19937 random(seed);  // the same on every rank
         ts::Options options;
         options.prefetch_depth = static_cast<int>(random() % 4);

@@ -14,10 +14,11 @@ namespace {
 
 // The reports of `steps` steps, after one that is not counted.
 template <class Strategy>
-std::vector<ts::StepReport> reports(int world, int units, ts::Options options, ts::HostOptions host,
+std::vector<ts::StepReport> reports(int world, int units, ts::Options options,
+                                    under_test::RuntimeOptions host,
                                     std::chrono::milliseconds compute = {}, int steps = 4) {
   std::vector<ts::StepReport> all;
-  ts::run_ranks(world, [&](ts::InProcess ranks) {
+  under_test::run_ranks(world, [&](under_test::Ranks ranks) {
     Toy<Strategy> toy(ranks, blocks(units), options, host);
     for (int s = 0; s <= steps; ++s) {
       for (int u = 0; u < units; ++u) {
@@ -39,7 +40,7 @@ std::vector<ts::StepReport> reports(int world, int units, ts::Options options, t
 }  // namespace
 
 TEST_CASE("B053: a known delay of 20 ms a gather is found in exposed_ms within 10 %") {
-  const ts::HostOptions slow{.gather_delay = 20ms};
+  const under_test::RuntimeOptions slow{.gather_delay = 20ms};
   const auto expect = [&](ts::Options options) {
     double least = 1e9;  // a busy machine can only add to it
     for (const ts::StepReport& report : reports<ts::Zero3<>>(2, 2, options, slow, {}, 12)) {
@@ -55,7 +56,7 @@ TEST_CASE("B053: a known delay of 20 ms a gather is found in exposed_ms within 1
 }
 
 TEST_CASE("P047, B053, B054: a delay behind enough compute is hidden, but for the first gather") {
-  const ts::HostOptions slow{.gather_delay = 10ms, .reduce_delay = 10ms};
+  const under_test::RuntimeOptions slow{.gather_delay = 10ms, .reduce_delay = 10ms};
   double least = 1e9;
   for (const ts::StepReport& report : reports<ts::Zero3<>>(2, 4, {}, slow, 30ms)) {
     // The first gather of forward, backward's first (issued when the last forward lease ends), the
@@ -81,7 +82,7 @@ TEST_CASE("report: times are of one step and add up") {
 }
 
 TEST_CASE("report: the learning rate in force, set between steps") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(1));
     CHECK(toy.whole_step().learning_rate == kRate);
     toy.model.set_learning_rate(0);
@@ -97,7 +98,7 @@ TEST_CASE("report: the learning rate in force, set between steps") {
 }
 
 TEST_CASE("report: a step without leases updates nothing and counts") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(2));
     const ts::StepReport report = toy.step();
     CHECK(report.norm == 0);
@@ -109,7 +110,7 @@ TEST_CASE("report: a step without leases updates nothing and counts") {
 }
 
 TEST_CASE("trace: off by default; events have times in order and the bytes they carried") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> silent(ranks, blocks(2));
     silent.whole_step();
     CHECK(silent.model.trace().empty());
@@ -140,7 +141,7 @@ TEST_CASE("trace: off by default; events have times in order and the bytes they 
 
 TEST_CASE("P152, P007: the Chrome trace is a file with the registered names, escaped") {
   std::vector<std::vector<ts::TraceEvent>> traces(2);
-  ts::run_ranks(2, [&](ts::InProcess ranks) {
+  under_test::run_ranks(2, [&](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, {{"layer \"0\"\\\n", {64}}}, {.trace = true});
     toy.whole_step();
     traces[static_cast<std::size_t>(ranks.rank())] = toy.model.trace();

@@ -9,7 +9,7 @@ namespace {
 template <class Body>
 void on_two_ranks(const std::vector<UnitSpec>& units, const ts::Options& options, Body&& body) {
   for_each_strategy([&]<class Strategy>() {
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, units, options, {.poison = true});
       body(toy);
       toy.check();
@@ -39,7 +39,7 @@ TEST_CASE("P026, B060: two forwards, then two backwards, in either nesting") {
 }
 
 TEST_CASE("P026: two forwards gather twice, once where units are kept until after backward") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> reshards(ranks, blocks(3));
     Toy<Keep> keeps(ranks, blocks(3));
     for (int s = 0; s < 3; ++s) {
@@ -126,7 +126,7 @@ TEST_CASE("P033: a norm, then a head in 4 chunks: every chunk adds its part") {
 }
 
 TEST_CASE("P033: chunks under an outer lease gather nothing") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(1));
     for (int s = 0; s < 2; ++s) {
       {
@@ -207,7 +207,7 @@ TEST_CASE("P038, B066, B063: ranks write different gradients, or none; the missi
 }
 
 TEST_CASE("P044: a unit with a used and a never used tensor: a gather each way, one reduction") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, {{"a", {128}}, {"b", {128, 300}}, {"c", {128}}});
     for (int s = 0; s < 3; ++s) {
       toy.forward_all();

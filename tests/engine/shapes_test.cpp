@@ -11,7 +11,7 @@ void train(const std::vector<UnitSpec>& units, int world, ts::Options options = 
   CAPTURE(world);
   options.gathered_bytes = 1 << 14;
   for_each_strategy([&]<class Strategy>() {
-    ts::run_ranks(world, [&](ts::InProcess ranks) {
+    under_test::run_ranks(world, [&](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, units, options, {.poison = true});
       toy.whole_step();
       toy.whole_step(2);
@@ -26,7 +26,7 @@ template <class Strategy>
 void parity(const std::vector<std::size_t>& sizes, int world, int steps, bool one_unit,
             float clip = 0) {
   constexpr std::size_t kRows = 3;
-  ts::run_ranks(world, [&](ts::InProcess ranks) {
+  under_test::run_ranks(world, [&](under_test::Ranks ranks) {
     Mlp<float> net{sizes};
     MlpReference reference{{sizes}, 1e-2, clip};
     reference.start();
@@ -34,7 +34,7 @@ void parity(const std::vector<std::size_t>& sizes, int world, int steps, bool on
     for (std::size_t i = 0; i < net.parameters(); ++i) {
       p.emplace_back(static_cast<float*>(nullptr), net.size(i));
     }
-    ShardOf<Strategy, ts::Fp32, ts::AdamW> model(ts::Mesh<ts::Host>(ranks),
+    ShardOf<Strategy, ts::Fp32, ts::AdamW> model(ts::Mesh<under_test::Backend>(ranks),
                                                  {.learning_rate = 1e-2f},
                                                  {.gathered_bytes = 3000, .clip_norm = clip});
     std::vector<ts::Unit> units;
@@ -126,7 +126,7 @@ TEST_CASE("B008, B011: 32001 rows over 8 ranks, 10 elements over 3") {
 }
 
 TEST_CASE("P014, P020: pieces in rank order give back each tensor once, short pieces included") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, {{"a", {27, 9, 27, 3}}, {"b", {6, 3}}, {"c", {1}}});
     std::uint64_t held = 0;
     for (const ts::TensorInfo& info : toy.model.tensors()) {
@@ -144,7 +144,7 @@ TEST_CASE("P014, P020: pieces in rank order give back each tensor once, short pi
 }
 
 TEST_CASE("P022: three 3 x 5 weights, rank r's part of weight i is (i + 1)(r + 1): closed forms") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     for (bool accumulate : {false, true}) {
       // In layers of 64 rows, so that both ranks hold a part.
       Toy<ts::Zero3<>> toy(ranks, {{"0", {128}}, {"1", {128}}, {"2", {128}}},
@@ -177,7 +177,7 @@ TEST_CASE("P022: three 3 x 5 weights, rank r's part of weight i is (i + 1)(r + 1
 TEST_CASE("P023: 100 units of 100 elements, and one of 8100, three steps with prefetch") {
   std::vector<UnitSpec> many = blocks(100, 100);
   for (int depth : {1, 5}) {
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       Toy<ts::Zero3<>> toy(ranks, many, {.prefetch_depth = depth}, {.poison = true});
       for (int s = 0; s < 3; ++s) toy.whole_step();
       toy.check();

@@ -21,7 +21,7 @@ std::vector<float> any_values(std::uint32_t tensor, std::size_t n) {
 TEST_CASE("P095: parameters, gradients and moments are read and set bit for bit, full and local") {
   for (int world : {1, 2, 3}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(world, [&](ts::InProcess ranks) {
+      under_test::run_ranks(world, [&](under_test::Ranks ranks) {
         // The reduction is late: reading and setting wait for it.
         Toy<Strategy> toy(ranks, kStateUnits, {.gathered_bytes = 2000},
                           {.poison = true, .reduce_delay = std::chrono::milliseconds(3)});
@@ -64,7 +64,7 @@ TEST_CASE("P095: parameters, gradients and moments are read and set bit for bit,
 }
 
 TEST_CASE("P095: local parts are disjoint, whole, and edits to them are what the step uses") {
-  ts::run_ranks(4, [](ts::InProcess ranks) {
+  under_test::run_ranks(4, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(2, 1000));
     for (float& value : toy.model.local(ts::State::parameter(), toy.tensor(0)).values) value = 2;
     toy.reference.weights[0].assign(1000, 2);
@@ -83,10 +83,10 @@ TEST_CASE("P008, B126: first values depend on the global index only; all padding
   std::uint64_t digest = 0;
   for (int world : {1, 3, 4, 8}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(world, [&](ts::InProcess ranks) {
+      under_test::run_ranks(world, [&](under_test::Ranks ranks) {
         float* first = nullptr;
         float* second = nullptr;
-        ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks, {.poison = true})};
+        ShardOf<Strategy> model{ts::Mesh<under_test::Backend>(ranks, {.poison = true})};
         (void)model.add_unit("experts", ts::tensor(first, {3, 5, 8}),
                              ts::tensor(second, {3, 8, 5}));
         model.materialize(values);
@@ -104,12 +104,12 @@ TEST_CASE("P008, B126: first values depend on the global index only; all padding
 TEST_CASE("P004: full weights that one rank holds reach every rank's shard") {
   for (int root : {0, 3}) {
     for_each_strategy([&]<class Strategy>() {
-      ts::run_ranks(4, [&](ts::InProcess ranks) {
+      under_test::run_ranks(4, [&](under_test::Ranks ranks) {
         std::vector<float> memory = any_values(1, 1000);
         const bool mine = ranks.rank() == root;
         std::span<float> w(mine ? memory.data() : nullptr, 1000);
         std::vector<float> copied = mine ? any_values(2, 70) : std::vector<float>(70);
-        ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks)};
+        ShardOf<Strategy> model{ts::Mesh<under_test::Backend>(ranks)};
         const ts::Unit unit = model.add_unit("u", w, copied);
         model.materialize(ts::from_rank(root));
         CHECK(w.data() == nullptr);
@@ -126,7 +126,7 @@ TEST_CASE("P004: values from a rank that does not exist, or holds none, are erro
   const auto materialize = [](int root, bool memory) {
     std::vector<float> values(10);
     std::span<float> w(memory ? values.data() : nullptr, 10);
-    ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ts::InProcess())};
+    ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(under_test::Ranks())};
     (void)model.add_unit("u", ts::named("w", w));
     model.materialize(ts::from_rank(root));
   };
@@ -137,7 +137,7 @@ TEST_CASE("P004: values from a rank that does not exist, or holds none, are erro
 
 TEST_CASE("P009: full weights before any step; zeroed for all, every rank reads zeros") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       Toy<Strategy> toy(ranks, {{"linear", {8, 2}}});
       toy.forward(0);  // gathered and compared before any step
       toy.model.set_full(ts::State::parameter(), toy.tensor(0), std::vector<float>(8, 0.0f));
@@ -150,7 +150,7 @@ TEST_CASE("P009: full weights before any step; zeroed for all, every rank reads 
 }
 
 TEST_CASE("P009, P151: state calls check what they are given, and name it") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, blocks(2));
     std::span<float> stranger(static_cast<float*>(nullptr), 256);
     const std::vector<float> few(255);
@@ -177,7 +177,7 @@ TEST_CASE("P009, P151: state calls check what they are given, and name it") {
 }
 
 TEST_CASE("digests: equal on all ranks, one bit of one element changes them, moments apart") {
-  ts::run_ranks(3, [](ts::InProcess ranks) {
+  under_test::run_ranks(3, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, kStateUnits);
     toy.whole_step();
     const std::uint64_t parameters = toy.model.parameters_digest();
@@ -192,7 +192,7 @@ TEST_CASE("digests: equal on all ranks, one bit of one element changes them, mom
     toy.model.set_full(ts::State::parameter(), toy.tensor(0), values);
     CHECK(toy.model.parameters_digest() == parameters);
     // Every rank has the same: the sum of a vote over ranks.
-    ts::InProcess channel = ranks.channel();
+    under_test::Ranks channel = ranks.channel();
     ts::HostStream stream(ts::HostStream::Where::caller);
     std::uint64_t all[3] = {};
     const ts::GatherSegment segment{&parameters, all, 8, 8};
@@ -204,25 +204,26 @@ TEST_CASE("digests: equal on all ranks, one bit of one element changes them, mom
 
 TEST_CASE("P005: Shards on groups of 2 inside 4 ranks train apart, as on groups of their own") {
   std::uint64_t digests[6] = {};
-  const auto train = [&](ts::InProcess ranks, std::size_t place) {
+  const auto train = [&](under_test::Ranks ranks, std::size_t place) {
     Toy<ts::Zero3<>> toy(ranks, kStateUnits);
     for (int s = 0; s < 2; ++s) toy.whole_step();
     toy.check();
     digests[place] = toy.model.parameters_digest();
   };
-  ts::run_ranks(4, [&](ts::InProcess ranks) {
+  under_test::run_ranks(4, [&](under_test::Ranks ranks) {
     train(ranks.split(ranks.rank() / 2), static_cast<std::size_t>(ranks.rank()));
   });
-  ts::run_ranks(
-      2, [&](ts::InProcess ranks) { train(ranks, 4 + static_cast<std::size_t>(ranks.rank())); });
+  under_test::run_ranks(2, [&](under_test::Ranks ranks) {
+    train(ranks, 4 + static_cast<std::size_t>(ranks.rank()));
+  });
   for (std::uint64_t digest : digests) CHECK(digest == digests[4]);
 }
 
 TEST_CASE("P095: an edit through local() is what every rank's next lease sees") {
   for_each_strategy([&]<class Strategy>() {
-    ts::run_ranks(2, [&](ts::InProcess ranks) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
       std::span<float> w(static_cast<float*>(nullptr), 1000);
-      ShardOf<Strategy> model{ts::Mesh<ts::Host>(ranks), {}, {.gathered_bytes = 2000}};
+      ShardOf<Strategy> model{ts::Mesh<under_test::Backend>(ranks), {}, {.gathered_bytes = 2000}};
       const ts::Unit unit = model.add_unit("u", w);
       model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
       { const auto lease = model.forward(unit); }
@@ -235,9 +236,9 @@ TEST_CASE("P095: an edit through local() is what every rank's next lease sees") 
 }
 
 TEST_CASE("a gradient that waits in a bucket is reduced before it is read") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     std::span<float> w(static_cast<float*>(nullptr), 100);
-    ShardOf<ts::Zero3<>> model{ts::Mesh<ts::Host>(ranks), {}, {.bucket_bytes = 1 << 20}};
+    ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(ranks), {}, {.bucket_bytes = 1 << 20}};
     const ts::Unit unit = model.add_unit("u", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
     {

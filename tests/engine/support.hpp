@@ -15,12 +15,14 @@
 
 #include <tessera/tessera.hpp>
 
+#include "support/backend.hpp"
+
 namespace engine_test {
 
 namespace ts = tessera;
 
 template <class Strategy, class Precision = ts::Fp32, class Optimizer = ts::Sgd>
-using ShardOf = ts::Shard<Strategy, ts::OnDevice, Precision, ts::Host, Optimizer>;
+using ShardOf = ts::Shard<Strategy, ts::OnDevice, Precision, under_test::Backend, Optimizer>;
 
 using Keep = ts::Zero3<ts::Reshard::after_backward>;
 
@@ -107,11 +109,11 @@ class Toy {
  public:
   using Model = ShardOf<Strategy>;
 
-  Toy(ts::InProcess ranks, const std::vector<UnitSpec>& specs, ts::Options options = {},
-      ts::HostOptions host = {})
+  Toy(under_test::Ranks ranks, const std::vector<UnitSpec>& specs, ts::Options options = {},
+      under_test::RuntimeOptions host = {})
       : specs_(specs),
         divisor_(options.gradient_divisor),
-        model(ts::Mesh<ts::Host>(ranks, host), ts::Sgd{.learning_rate = kRate},
+        model(ts::Mesh<under_test::Backend>(ranks, host), ts::Sgd{.learning_rate = kRate},
               exact(ranks.size(), std::move(options), divisor_)) {
     std::uint32_t id = 0;
     for (const UnitSpec& spec : specs_) {
@@ -148,7 +150,8 @@ class Toy {
   void check_weights(int u) {
     auto& spans = tensors[static_cast<std::size_t>(u)];
     for (std::size_t t = 0; t < spans.size(); ++t) {
-      CHECK(differences(spans[t], reference.weights[id(u, t)]) == 0);
+      CHECK(differences(under_test::read(spans[t].data(), spans[t].size()),
+                        reference.weights[id(u, t)]) == 0);
     }
   }
   void forward(int u) {
@@ -163,10 +166,14 @@ class Toy {
     for (std::size_t t = 0; t < spec.sizes.size(); ++t) {
       if (spec.is_frozen(t) || (only >= 0 && t != static_cast<std::size_t>(only))) continue;
       const auto gradient = lease.gradient(tensor(u, t));
+      const std::vector<float> weights = under_test::read(tensor(u, t).data(), gradient.size);
+      std::vector<float> values(gradient.size);
+      if (gradient.accumulate) values = under_test::read(gradient.data, gradient.size);
       for (std::uint64_t i = 0; i < gradient.size; ++i) {
-        const float value = gradient_at(rank(), micro, id(u, t), i, tensor(u, t)[i]);
-        gradient.data[i] = gradient.accumulate ? gradient.data[i] + value : value;
+        const float value = gradient_at(rank(), micro, id(u, t), i, weights[i]);
+        values[i] = gradient.accumulate ? values[i] + value : value;
       }
+      under_test::write(gradient.data, values);
     }
   }
   /// What write_gradients of all ranks comes to.
@@ -301,6 +308,15 @@ inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 #define CHECK_SAYS(text, part) CHECK_MESSAGE(engine_test::contains(text, part), text)
+
+/// A line of the plan's memory by its name.
+inline std::uint64_t line(const ts::Plan& plan, std::string_view what) {
+  for (const ts::PlanLine& each : plan.memory) {
+    if (each.what == what) return each.bytes;
+  }
+  FAIL_CHECK("the plan has no line " << what);
+  return 0;
+}
 
 inline std::uint64_t count_of(const ts::StepReport& report, ts::CollectiveKind kind) {
   return report.collectives[kind].count;

@@ -8,9 +8,9 @@ namespace {
 // An embedding tied to the head, with a block between; `in_head`: what else the head holds.
 template <class Strategy>
 struct TiedModel {
-  TiedModel(ts::InProcess ranks, bool bias, ts::Options options = {})
+  TiedModel(under_test::Ranks ranks, bool bias, ts::Options options = {})
       : has_bias(bias),
-        model(ts::Mesh<ts::Host>(ranks, {.poison = true}), {.learning_rate = 0.25f},
+        model(ts::Mesh<under_test::Backend>(ranks, {.poison = true}), {.learning_rate = 0.25f},
               std::move(options)) {
     embedding = model.add_unit("embedding", table);
     block = model.add_unit("block", weight);
@@ -73,7 +73,7 @@ TEST_CASE("P092, B013, B014, B021: a tied head: one parameter, both contribution
   for (bool bias : {false, true}) {
     for (int world : {1, 2, 4}) {
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(world, [&](ts::InProcess ranks) {
+        under_test::run_ranks(world, [&](under_test::Ranks ranks) {
           TiedModel<Strategy> tied(ranks, bias, {.gathered_bytes = 1000});
           CHECK(tied.model.tensors().size() == (bias ? 3 : 2));
           for (int s = 0; s < 20; ++s) {
@@ -95,7 +95,7 @@ TEST_CASE("B012, B021: tied weights through small buckets, and both ways of accu
   for (std::uint64_t bucket : {0, 300, 1200, 1 << 20}) {
     for (bool once : {false, true}) {
       for_each_strategy([&]<class Strategy>() {
-        ts::run_ranks(2, [&](ts::InProcess ranks) {
+        under_test::run_ranks(2, [&](under_test::Ranks ranks) {
           ts::Options options{.bucket_bytes = bucket};
           if (once) options.accumulation = ts::Accumulation::reduce_once;
           TiedModel<Strategy> tied(ranks, true, options);
@@ -120,7 +120,7 @@ TEST_CASE("B012, B021: tied weights through small buckets, and both ways of accu
 }
 
 TEST_CASE("B014: a tied tensor counts once in the norm and in the plan") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     TiedModel<ts::Zero3<>> tied(ranks, false);
     tied.forward();
     tied.backward(1);
@@ -136,13 +136,13 @@ TEST_CASE("B014: a tied tensor counts once in the norm and in the plan") {
 
 TEST_CASE("P006: a tensor listed twice in one unit is one parameter") {
   for_each_strategy([]<class Strategy>() {
-    ts::run_ranks(2, [](ts::InProcess ranks) {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
       std::span<float> w(static_cast<float*>(nullptr), 100);
       float* pointer = nullptr;
       std::span<float> v(static_cast<float*>(nullptr), 100);
       float* other = nullptr;
-      ShardOf<Strategy> model(ts::Mesh<ts::Host>(ranks), {.learning_rate = 1});
-      ShardOf<Strategy> once(ts::Mesh<ts::Host>(ranks), {.learning_rate = 1});
+      ShardOf<Strategy> model(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 1});
+      ShardOf<Strategy> once(ts::Mesh<under_test::Backend>(ranks), {.learning_rate = 1});
       const ts::Unit unit =
           model.add_unit("u", w, ts::tensor(pointer, {10}), w, ts::tensor(pointer, {10}));
       (void)once.add_unit("u", v, ts::tensor(other, {10}));
@@ -162,10 +162,10 @@ TEST_CASE("P006: a tensor listed twice in one unit is one parameter") {
 }
 
 TEST_CASE("accumulate() of a unit that only shares tensors is about what it shares") {
-  ts::run_ranks(2, [](ts::InProcess ranks) {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
     std::span<float> w(static_cast<float*>(nullptr), 64);
     ShardOf<ts::Zero3<>> model{
-        ts::Mesh<ts::Host>(ranks), {}, {.accumulation = ts::Accumulation::reduce_once}};
+        ts::Mesh<under_test::Backend>(ranks), {}, {.accumulation = ts::Accumulation::reduce_once}};
     const ts::Unit table = model.add_unit("table", w);
     const ts::Unit head = model.add_unit("head", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });

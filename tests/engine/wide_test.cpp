@@ -13,12 +13,12 @@ const std::vector<UnitSpec> kUnit = {{"a", {17 * 257, 17, 64 * 312, 64}},
 }  // namespace
 
 TEST_CASE("P012, P013: a unit of odd shapes over 128 ranks: gather and reduction are exact") {
-  ts::run_ranks(128, [](ts::InProcess ranks) {
+  under_test::run_ranks(128, [](under_test::Ranks ranks) {
     std::vector<std::span<float>> w;
     for (std::int64_t n : {17 * 257, 17, 64 * 312, 64, 64 * 64, 512 * 64, 256, 64 * 297}) {
       w.emplace_back(static_cast<float*>(nullptr), static_cast<std::size_t>(n));
     }
-    ShardOf<ts::Zero3<>> model(ts::Mesh<ts::Host>(ranks), {}, {.gradient_divisor = 1});
+    ShardOf<ts::Zero3<>> model(ts::Mesh<under_test::Backend>(ranks), {}, {.gradient_divisor = 1});
     const ts::Unit unit = model.add_unit("u", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
     model.materialize([](const ts::TensorInfo& info, std::uint64_t index) {
       return first_value(info.id, index);
@@ -56,9 +56,9 @@ TEST_CASE("P012, P013: a unit of odd shapes over 128 ranks: gather and reduction
 }
 
 TEST_CASE("P013, B028: bf16 gradients over 64 ranks are summed in fp32") {
-  ts::run_ranks(64, [](ts::InProcess ranks) {
+  under_test::run_ranks(64, [](under_test::Ranks ranks) {
     std::span<ts::bf16> w(static_cast<ts::bf16*>(nullptr), 1000);
-    ShardOf<ts::Zero3<>, ts::Bf16> model{ts::Mesh<ts::Host>(ranks)};
+    ShardOf<ts::Zero3<>, ts::Bf16> model{ts::Mesh<under_test::Backend>(ranks)};
     const ts::Unit unit = model.add_unit("u", w);
     model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
     const auto contribution = [](int rank, std::uint64_t i) {
@@ -96,7 +96,7 @@ TEST_CASE("P013, B028: bf16 gradients over 64 ranks are summed in fp32") {
 }
 
 TEST_CASE("P012: whole steps at 32 ranks") {
-  ts::run_ranks(32, [](ts::InProcess ranks) {
+  under_test::run_ranks(32, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, kUnit, {.gradient_divisor = 1});
     toy.whole_step();
     toy.check();

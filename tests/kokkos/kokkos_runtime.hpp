@@ -76,6 +76,8 @@ class KokkosRuntime {
     ts::HostStream queue;  // last: its worker uses the space
   };
   static constexpr bool holds_memory = true;
+  static constexpr bool defers = false;
+  static constexpr std::uint64_t norm_window = 0;
 
   explicit KokkosRuntime(const KokkosOptions& options = {})
       : compute_(ts::HostStream::Where::caller),
@@ -94,6 +96,11 @@ class KokkosRuntime {
   void release(void* memory, std::uint64_t) {
     if (memory != nullptr) Kokkos::kokkos_free<Memory>(memory);
   }
+
+  void* allocate_staging(std::uint64_t bytes) { return allocate(bytes); }
+  void release_staging(void* memory) { release(memory, 0); }
+  void* allocate_report(std::uint64_t bytes) { return ::operator new(bytes); }
+  void release_report(void* memory) { ::operator delete(memory); }
 
   Stream& stream(ts::StreamKind kind) {
     switch (kind) {
@@ -120,6 +127,8 @@ class KokkosRuntime {
     stream.queue.synchronize();
   }
 
+  void synchronize(Event& event) { event.wait_for(event.announced()); }
+
   void mark(Mark& mark, Stream& stream) {
     stream.queue.enqueue_always([this, &mark, &stream] {
       stream.space.fence();
@@ -134,6 +143,9 @@ class KokkosRuntime {
 
   void copy(Stream& stream, void* to, const void* from, std::uint64_t bytes) {
     if (to != from) enqueue_copy<Memory, Memory>(stream, to, from, bytes);
+  }
+  void copy_report(Stream& stream, void* to, const void* from, std::uint64_t bytes) {
+    enqueue_copy<Kokkos::HostSpace, Memory>(stream, to, from, bytes);
   }
   void fill(Stream& stream, void* to, std::uint8_t byte, std::uint64_t bytes) {
     if (bytes == 0) return;
@@ -155,19 +167,34 @@ class KokkosRuntime {
   template <class F, class... Refs>
   void transform(Stream& stream, std::uint64_t n, F f, Refs... refs) {
     if (n == 0) return;
+    stream.queue.enqueue([=, this, &stream] { run_blocks(stream, n, f, refs...); });
+  }
+
+  template <class F, class... Refs>
+  void transform_ranges(Stream& stream, std::span<const ts::ElementRange> ranges,
+                        const ts::ElementRange*, F f, Refs... refs) {
+    for (const ts::ElementRange& range : ranges) {
+      stream.queue.enqueue([=, this, &stream] {
+        if (!f.enabled()) return;
+        run_blocks(stream, range.count, f.prepare(range.setting), Refs{refs.data + range.begin}...);
+      });
+    }
+  }
+  template <class F>
+  void for_each(Stream& stream, std::uint64_t n, F f) {
+    if (n == 0) return;
     stream.queue.enqueue([=, &stream] {
-      // A block an index: the control register belongs to whichever thread runs it.
-      const std::uint64_t blocks = (n + kBlock - 1) / kBlock;
-      Kokkos::parallel_for("tessera::transform", Range(stream.space, 0, blocks),
-                           [=](const std::uint64_t block) {
-                             const std::uint64_t begin = block * kBlock;
-                             const ts::StrictRounding strict;
-                             run_elements(f, begin, std::min(begin + kBlock, n),
-                                          std::index_sequence_for<Refs...>{}, refs...);
-                           });
+      Kokkos::parallel_for("tessera::for_each", Range(stream.space, 0, n),
+                           [=](const std::uint64_t i) { f(i); });
     });
   }
 
+  void norm_nodes(Stream& stream, ts::NormKind kind, std::span<const ts::NormRange> ranges,
+                  const ts::NormRange*) {
+    for (const ts::NormRange& range : ranges) {
+      norm_nodes(stream, kind, range.data, range.first_cell, range.elements, range.nodes);
+    }
+  }
   void norm_nodes(Stream& stream, ts::NormKind kind, const float* data, std::uint64_t first_cell,
                   std::uint64_t elements, double* out) {
     if (elements == 0) return;
@@ -190,6 +217,7 @@ class KokkosRuntime {
   void ahead_of_collective(Stream&) {}
   void compute(const ts::Cost&) {}
   bool poisons() const { return false; }
+  bool capturing() const { return false; }
   void check() {
     gather_.queue.check();
     reduce_.queue.check();
@@ -200,6 +228,19 @@ class KokkosRuntime {
   }
 
  private:
+  template <class F, class... Refs>
+  void run_blocks(Stream& stream, std::uint64_t n, F f, Refs... refs) {
+    // A block an index: the control register belongs to whichever thread runs it.
+    const std::uint64_t blocks = (n + kBlock - 1) / kBlock;
+    Kokkos::parallel_for("tessera::transform", Range(stream.space, 0, blocks),
+                         [=](const std::uint64_t block) {
+                           const std::uint64_t begin = block * kBlock;
+                           const ts::StrictRounding strict;
+                           run_elements(f, begin, std::min(begin + kBlock, n),
+                                        std::index_sequence_for<Refs...>{}, refs...);
+                         });
+  }
+
   using Range = Kokkos::RangePolicy<Space, Kokkos::IndexType<std::uint64_t>>;
   static constexpr std::uint64_t kBlock = 64;
 
@@ -244,8 +285,9 @@ class KokkosRanks {
     stream.fence();
     ranks_.all_gather(stream.queue, tag, segments);
   }
+  static constexpr bool needs_reduce_scratch = false;
   void reduce_scatter(Stream& stream, ts::CollectiveTag tag,
-                      std::span<const ts::ReduceSegment> segments) {
+                      std::span<const ts::ReduceSegment> segments, std::byte* = nullptr) {
     stream.fence();
     ranks_.reduce_scatter(stream.queue, tag, segments);
   }

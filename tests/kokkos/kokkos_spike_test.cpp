@@ -305,10 +305,11 @@ TEST_CASE("kokkos: the norm's nodes are those of the host") {
         ts::node_count(first_cell, first_cell + ts::cells_of(data.size())));
     std::vector<double> actual(count), expected(count);
     auto& reduce = runtime.stream(ts::StreamKind::reduce);
-    runtime.norm_nodes(reduce, kind, data.data(), first_cell, data.size(), actual.data());
+    const ts::NormRange mine{data.data(), first_cell, data.size(), actual.data()};
+    const ts::NormRange reference{data.data(), first_cell, data.size(), expected.data()};
+    runtime.norm_nodes(reduce, kind, {&mine, 1}, nullptr);
     runtime.synchronize(reduce);
-    host.norm_nodes(host.stream(ts::StreamKind::compute), kind, data.data(), first_cell,
-                    data.size(), expected.data());
+    host.norm_nodes(host.stream(ts::StreamKind::compute), kind, {&reference, 1}, nullptr);
     CHECK(actual == expected);
   }
 }

@@ -9,6 +9,8 @@
 
 #include <tessera/tessera.hpp>
 
+#include "support/backend.hpp"
+
 #include "property/tensors.hpp"
 
 namespace property {
@@ -116,12 +118,12 @@ class OpenOf final : public OpenLease {
 template <class PrecisionPolicy, class Optimizer>
 class ModelOf final : public Model {
  public:
-  using Shard =
-      tessera::Shard<StrategyOfCase, tessera::OnDevice, PrecisionPolicy, tessera::Host, Optimizer>;
-  using Forward = tessera::ForwardLease<tessera::Host>;
-  using Backward = tessera::BackwardLease<tessera::Host, PrecisionPolicy>;
+  using Shard = tessera::Shard<StrategyOfCase, tessera::OnDevice, PrecisionPolicy,
+                               under_test::Backend, Optimizer>;
+  using Forward = tessera::ForwardLease<under_test::Backend>;
+  using Backward = tessera::BackwardLease<under_test::Backend, PrecisionPolicy>;
 
-  ModelOf(tessera::Mesh<tessera::Host> mesh, const Optimizer& optimizer,
+  ModelOf(tessera::Mesh<under_test::Backend> mesh, const Optimizer& optimizer,
           const tessera::Options& options)
       : shard_(std::move(mesh), optimizer, options) {}
 
@@ -151,11 +153,11 @@ class ModelOf final : public Model {
         gradients_only ? shard_.backward(unit, tessera::gradients_only) : shard_.backward(unit));
   }
   std::unique_ptr<OpenLease> accumulate() override {
-    return std::make_unique<OpenScope<tessera::Accumulating<tessera::Host>>>(
+    return std::make_unique<OpenScope<tessera::Accumulating<under_test::Backend>>>(
         [&] { return shard_.accumulate(); });
   }
   std::unique_ptr<OpenLease> evaluate() override {
-    return std::make_unique<OpenScope<tessera::Evaluating<tessera::Host>>>(
+    return std::make_unique<OpenScope<tessera::Evaluating<under_test::Backend>>>(
         [&] { return shard_.evaluate(); });
   }
   void reduce_gradients() override { shard_.reduce_gradients(); }
@@ -181,7 +183,7 @@ class ModelOf final : public Model {
 };
 
 template <class PrecisionPolicy>
-std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<tessera::Host> mesh) {
+std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<under_test::Backend> mesh) {
   switch (c.rule) {
 #ifndef TESSERA_PROPERTY_SGD_ONLY  // half the compile time, for the mutation tests
     case Rule::adamw:
@@ -202,7 +204,7 @@ std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<tessera::Host> me
   return std::make_unique<ModelOf<PrecisionPolicy, tessera::Sgd>>(std::move(mesh), sgd, c.options);
 }
 
-inline std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<tessera::Host> mesh) {
+inline std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<under_test::Backend> mesh) {
   StrategyOfCase::description = describe(c.strategy);
   switch (c.precision) {
     case Precision::fp32: return make_model<tessera::Fp32>(c, std::move(mesh));

@@ -39,12 +39,12 @@ struct RankResult {
 
 class RankRun {
  public:
-  RankRun(const Case& c, const Expected& expected, const tessera::InProcess& communicator)
+  RankRun(const Case& c, const Expected& expected, const under_test::Ranks& communicator)
       : c_(c), expected_(expected), rank_(communicator.rank()), tensors_(c.tensors.size()) {
-    const tessera::HostOptions host{.poison = c.poison,
-                                    .jitter = std::chrono::microseconds(c.jitter_us),
-                                    .jitter_seed = mix(c.seed, rank_)};
-    model_ = make_model(c, tessera::Mesh<tessera::Host>(communicator, host));
+    const under_test::RuntimeOptions host{.poison = c.poison,
+                                          .jitter = std::chrono::microseconds(c.jitter_us),
+                                          .jitter_seed = mix(c.seed, rank_)};
+    model_ = make_model(c, tessera::Mesh<under_test::Backend>(communicator, host));
   }
 
   RankResult run() {
@@ -63,7 +63,9 @@ class RankRun {
     std::tie(result.parameters_digest, result.moments_digest) = model_->digests();
     result.planned = total;
     model_.reset();
-    if (allocation_counter::of_this_thread() - before != took) {
+    const allocation_counter::Count left =
+        under_test::kOnDevice ? allocation_counter::Count{} : took;
+    if (allocation_counter::of_this_thread() - before != left) {
       differ("tensor memory was allocated after materialize");
     }
     return result;
@@ -158,7 +160,8 @@ class RankRun {
         }
         continue;
       }
-      if (data == nullptr || std::memcmp(data, wanted.data(), wanted.size()) != 0) {
+      if (data == nullptr ||
+          under_test::read(static_cast<const unsigned char*>(data), wanted.size()) != wanted) {
         differ("step ", step_, ": wrong weights of ", tensor_name(t), " in a ", lease,
                " lease of unit ", unit);
       }
@@ -183,10 +186,10 @@ class RankRun {
         const GradientSource source(c_, step_, rank_, action.lease, tensor.spec, time);
         const bool sees = !action.gradients_only;
         if (tensor.spec.type == Type::f32) {
-          const auto* weights = static_cast<const float*>(sees ? tensor.data() : nullptr);
+          const auto weights = weights_of<float>(tensor, sees);
           write(source, buffer, [&](std::size_t i) { return sees ? weights[i] : 0.0f; });
         } else {
-          const auto* weights = static_cast<const tessera::bf16*>(sees ? tensor.data() : nullptr);
+          const auto weights = weights_of<tessera::bf16>(tensor, sees);
           write(source, buffer,
                 [&](std::size_t i) { return sees ? tessera::to_float(weights[i]) : 0.0f; });
         }
@@ -194,18 +197,35 @@ class RankRun {
     }
   }
 
+  template <class E>
+  static std::vector<E> weights_of(RankTensor& tensor, bool sees) {
+    if (!sees) return {};
+    return under_test::read(static_cast<const E*>(tensor.data()), tensor.spec.elements());
+  }
+
   template <class Weight>
   static void write(const GradientSource& source, const Buffer& buffer, Weight&& weight) {
+    if (buffer.is_bf16) {
+      write<tessera::bf16>(source, buffer, weight);
+    } else {
+      write<float>(source, buffer, weight);
+    }
+  }
+  template <class E, class Weight>
+  static void write(const GradientSource& source, const Buffer& buffer, Weight&& weight) {
+    E* const to = static_cast<E*>(buffer.data);
+    std::vector<E> values(buffer.size);
+    if (buffer.accumulate) values = under_test::read(to, buffer.size);
     for (std::size_t i = 0; i < buffer.size; ++i) {
       const float value = source.at(i, weight(i));
-      if (buffer.is_bf16) {
-        auto* to = static_cast<tessera::bf16*>(buffer.data) + i;
-        *to = tessera::to_bf16(buffer.accumulate ? tessera::to_float(*to) + value : value);
+      if constexpr (std::is_same_v<E, float>) {
+        values[i] = buffer.accumulate ? values[i] + value : value;
       } else {
-        float* to = static_cast<float*>(buffer.data) + i;
-        *to = buffer.accumulate ? *to + value : value;
+        values[i] =
+            tessera::to_bf16(buffer.accumulate ? tessera::to_float(values[i]) + value : value);
       }
     }
+    under_test::write(to, values);
   }
 
   void check_gradients() {
@@ -297,16 +317,18 @@ inline std::string run_case(const Case& c) {
     const Expected expected = expect(c);
     std::vector<RankResult> results(static_cast<std::size_t>(c.world));
     const allocation_counter::Count before = allocation_counter::of_process();
-    tessera::run_ranks(
+    under_test::run_ranks(
         c.world,
-        [&](const tessera::InProcess& communicator) {
+        [&](const under_test::Ranks& communicator) {
           RankRun run(c, expected, communicator);
           results[static_cast<std::size_t>(communicator.rank())] = run.run();
         },
         std::chrono::seconds(10));
     const auto took = allocation_counter::of_process() - before;
     const auto ranks = static_cast<std::uint64_t>(c.world);
-    if (took.bytes != results[0].planned * ranks) return "a side stream allocated tensor memory";
+    if (took.bytes != (under_test::kOnDevice ? 0 : results[0].planned * ranks)) {
+      return "a side stream allocated tensor memory";
+    }
     for (const RankResult& result : results) {
       if (result.parameters_digest != results[0].parameters_digest ||
           result.moments_digest != results[0].moments_digest) {

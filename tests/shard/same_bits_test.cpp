@@ -13,6 +13,8 @@
 
 #include <tessera/tessera.hpp>
 
+#include "support/backend.hpp"
+
 namespace {
 
 namespace ts = tessera;
@@ -104,7 +106,7 @@ Result run(const Setting& setting) {
   static constexpr std::int64_t kRows[] = {37, 1, 64, 3};
   Result result;
   std::vector<Result> ranks(kRanks);
-  ts::run_ranks(kRanks, [&](const ts::InProcess& communicator) {
+  under_test::run_ranks(kRanks, [&](const under_test::Ranks& communicator) {
     ts::Options options;
     options.schedule = setting.schedule;
     options.prefetch_depth = setting.prefetch;
@@ -112,11 +114,11 @@ Result run(const Setting& setting) {
     options.accumulation = setting.accumulation;
     options.clip_norm = setting.clip;
     options.gathered_bytes = 8000;  // ByBudget: some units stay
-    const ts::HostOptions host{.poison = true,
-                               .jitter = std::chrono::microseconds(setting.jitter_us)};
+    const under_test::RuntimeOptions host{.poison = true,
+                                          .jitter = std::chrono::microseconds(setting.jitter_us)};
     using Model = ts::Shard<Strategy, ts::OnDevice, Precision>;
     std::vector<Layer<E>> layers(std::size(kRows));
-    Model model(ts::Mesh<ts::Host>(communicator, host),
+    Model model(ts::Mesh<under_test::Backend>(communicator, host),
                 ts::AdamW{.learning_rate = 0.01f, .weight_decay = 0.1f}, options);
     for (std::size_t l = 0; l < layers.size(); ++l) {
       layers[l].norm = std::span<float>(static_cast<float*>(nullptr), 33);
@@ -221,10 +223,10 @@ TEST_CASE("the two accumulation modes agree within a thousandth of the learning 
 
 template <class Strategy, class Precision, class E>
 void check_that_a_bit_shows() {
-  ts::run_ranks(kRanks, [](const ts::InProcess& communicator) {
+  under_test::run_ranks(kRanks, [](const under_test::Ranks& communicator) {
     E* matrix = nullptr;
     std::vector<float> bias(5, 1.0f);
-    ts::Shard<Strategy, ts::OnDevice, Precision> model{ts::Mesh<ts::Host>(communicator)};
+    ts::Shard<Strategy, ts::OnDevice, Precision> model{ts::Mesh<under_test::Backend>(communicator)};
     model.add_unit("only", ts::tensor(matrix, {7, 41}), bias);
     model.materialize(
         [](const ts::TensorInfo& info, std::uint64_t i) { return noise(1, info.id, i); });

@@ -1,6 +1,7 @@
 #pragma once
 // Counts the tensor memory that is asked of the system, from outside the library: the linker sends
-// every call of posix_memalign through the counter (-Wl,--wrap=posix_memalign).
+// every call of posix_memalign through the counter (-Wl,--wrap=posix_memalign). On CUDA those of
+// cudaMalloc and cudaFree, where a count is of what is held: a passing copy may hold a buffer.
 
 #include <cstdint>
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <span>
 
 #include "tessera/backend/backend.hpp"
 #include "tessera/backend/host_stream.hpp"
@@ -45,6 +47,8 @@ class HostRuntime {
   };
   using Options = HostOptions;
   static constexpr bool holds_memory = true;
+  static constexpr bool defers = false;
+  static constexpr std::uint64_t norm_window = 0;
 
   explicit HostRuntime(const HostOptions& options = {})
       : options_(options),
@@ -63,6 +67,10 @@ class HostRuntime {
     return memory;
   }
   void release(void* memory, std::uint64_t) { ::free(memory); }
+  void* allocate_staging(std::uint64_t bytes) { return ::operator new(bytes); }
+  void release_staging(void* memory) { ::operator delete(memory); }
+  void* allocate_report(std::uint64_t bytes) { return ::operator new(bytes); }
+  void release_report(void* memory) { ::operator delete(memory); }
 
   Stream& stream(StreamKind kind) {
     switch (kind) {
@@ -82,6 +90,7 @@ class HostRuntime {
     stream.enqueue_always([&event, number] { event.wait_for(number); });
   }
   void synchronize(Stream& stream) { stream.synchronize(); }
+  void synchronize(Event& event) { event.wait_for(event.announced()); }
 
   void mark(Mark& mark, Stream& stream) {
     stream.enqueue_always([this, &mark] { mark.ns.store(now_ns(), std::memory_order_relaxed); });
@@ -95,6 +104,9 @@ class HostRuntime {
   void copy(Stream& stream, void* to, const void* from, std::uint64_t bytes) {
     if (bytes == 0 || to == from) return;
     stream.enqueue([=] { std::memcpy(to, from, bytes); });
+  }
+  void copy_report(Stream& stream, void* to, const void* from, std::uint64_t bytes) {
+    copy(stream, to, from, bytes);
   }
   void fill(Stream& stream, void* to, std::uint8_t byte, std::uint64_t bytes) {
     if (bytes == 0) return;
@@ -116,11 +128,32 @@ class HostRuntime {
     stream.enqueue([=] { elementwise(n, f, refs...); });
   }
 
+  template <class F, class... Refs>
+  void transform_ranges(Stream& stream, std::span<const ElementRange> ranges, const ElementRange*,
+                        F f, Refs... refs) {
+    stream.enqueue([=] {
+      if (!f.enabled()) return;
+      for (const ElementRange& range : ranges) {
+        elementwise(range.count, f.prepare(range.setting), Refs{refs.data + range.begin}...);
+      }
+    });
+  }
+  template <class F>
+  void for_each(Stream& stream, std::uint64_t n, F f) {
+    stream.enqueue([=] {
+      for (std::uint64_t i = 0; i < n; ++i) f(i);
+    });
+  }
+
   /// The fixed tree's nodes over the elements a rank holds: see exact/cell_sum.hpp.
-  void norm_nodes(Stream& stream, NormKind kind, const float* data, std::uint64_t first_cell,
-                  std::uint64_t elements, double* nodes) {
-    if (elements == 0) return;
-    stream.enqueue([=] { node_values(kind, data, first_cell, elements, nodes); });
+  void norm_nodes(Stream& stream, NormKind kind, std::span<const NormRange> ranges,
+                  const NormRange*) {
+    stream.enqueue([=] {
+      for (const NormRange& range : ranges) {
+        if (range.elements == 0) continue;
+        node_values(kind, range.data, range.first_cell, range.elements, range.nodes);
+      }
+    });
   }
 
   void ahead_of_collective(Stream& stream) {
@@ -129,6 +162,7 @@ class HostRuntime {
   }
   void compute(const Cost&) {}
   bool poisons() const { return options_.poison; }
+  bool capturing() const { return false; }
   const HostOptions& options() const { return options_; }
 
   void check() {

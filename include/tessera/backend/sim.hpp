@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <span>
 
 #include "tessera/backend/backend.hpp"
 #include "tessera/exact/elementwise.hpp"
@@ -34,6 +36,8 @@ class SimRuntime {
     double at_ns = 0;
   };
   static constexpr bool holds_memory = false;
+  static constexpr bool defers = false;
+  static constexpr std::uint64_t norm_window = 0;
 
   explicit SimRuntime(const SimOptions& options = {}) : options_(options) {}
 
@@ -42,6 +46,10 @@ class SimRuntime {
     return reinterpret_cast<void*>(kAddress);
   }
   void release(void*, std::uint64_t bytes) { allocated_bytes_ -= bytes; }
+  void* allocate_staging(std::uint64_t) { return reinterpret_cast<void*>(kAddress); }
+  void release_staging(void*) {}
+  void* allocate_report(std::uint64_t bytes) { return ::operator new(bytes); }
+  void release_report(void* memory) { ::operator delete(memory); }
   std::uint64_t allocated_bytes() const { return allocated_bytes_; }
 
   Stream& stream(StreamKind kind) { return streams_[static_cast<int>(kind)]; }
@@ -49,12 +57,18 @@ class SimRuntime {
   void record(Event& event, Stream& stream) { event.at_ns = start(stream); }
   void wait(Stream& stream, Event& event) { stream.now_ns = std::max(stream.now_ns, event.at_ns); }
   void synchronize(Stream& stream) { host_ns_ = std::max(host_ns_, stream.now_ns); }
+  void synchronize(Event& event) { host_ns_ = std::max(host_ns_, event.at_ns); }
   void mark(Mark& mark, Stream& stream) { mark.at_ns = start(stream); }
   std::int64_t time_ns(const Mark& mark) const { return static_cast<std::int64_t>(mark.at_ns); }
   std::int64_t now_ns() const { return static_cast<std::int64_t>(host_ns_); }
 
   void copy(Stream& stream, void*, const void*, std::uint64_t bytes) {
     move_bytes(stream, 2 * bytes);
+  }
+  /// The simulated device holds zeros: every step has the norm 0.
+  void copy_report(Stream& stream, void* to, const void*, std::uint64_t bytes) {
+    std::memset(to, 0, bytes);
+    move_bytes(stream, bytes);
   }
   void fill(Stream& stream, void*, std::uint8_t, std::uint64_t bytes) { move_bytes(stream, bytes); }
   /// The simulated device holds zeros.
@@ -68,8 +82,18 @@ class SimRuntime {
   void transform(Stream& stream, std::uint64_t n, const F&, Refs... refs) {
     move_bytes(stream, n * (0 + ... + traffic(refs)));
   }
-  void norm_nodes(Stream& stream, NormKind, const float*, std::uint64_t, std::uint64_t elements,
-                  double*) {
+  template <class F, class... Refs>
+  void transform_ranges(Stream& stream, std::span<const ElementRange> ranges, const ElementRange*,
+                        const F&, Refs... refs) {
+    std::uint64_t elements = 0;
+    for (const ElementRange& range : ranges) elements += range.count;
+    move_bytes(stream, elements * (0 + ... + traffic(refs)));
+  }
+  template <class F>
+  void for_each(Stream&, std::uint64_t, const F&) {}
+  void norm_nodes(Stream& stream, NormKind, std::span<const NormRange> ranges, const NormRange*) {
+    std::uint64_t elements = 0;
+    for (const NormRange& range : ranges) elements += range.elements;
     move_bytes(stream, elements * sizeof(float));
   }
 
@@ -82,6 +106,7 @@ class SimRuntime {
   void spend(Stream& stream, double seconds) { stream.now_ns = start(stream) + seconds * 1e9; }
 
   bool poisons() const { return false; }
+  bool capturing() const { return false; }
   void check() {}
   void reset() {}
 

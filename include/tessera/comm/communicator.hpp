@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -92,6 +93,9 @@ struct CollectiveCounts {
 /// A communicator is a cheap handle on one rank's place in a group. Collectives are enqueued on a
 /// stream and run there; all ranks enqueue the same ones in the same order on a channel. The
 /// segments are copied by the call, what they point at is not.
+/// - reduce_scatter gets `scratch`, as many bytes as the segments' full buffers hold, where
+///   needs_reduce_scratch is true and there is more than one rank; null otherwise. It is free again
+///   for what is enqueued on the stream later;
 /// - channel(): a further, independent order of collectives over the same ranks (a collective);
 /// - counts(): of the collectives that have completed on this handle;
 /// - abort(reason): every collective of the group, pending or to come, fails on every rank;
@@ -105,7 +109,8 @@ concept Communicator = requires(C c, const C cc, typename B::Stream& stream, Col
   { cc.size() } -> std::same_as<int>;
   { c.channel() } -> std::same_as<C>;
   c.all_gather(stream, tag, gather);
-  c.reduce_scatter(stream, tag, reduce);
+  { C::needs_reduce_scratch } -> std::convertible_to<bool>;
+  c.reduce_scatter(stream, tag, reduce, static_cast<std::byte*>(p));
   c.broadcast(stream, tag, p, std::uint64_t{}, int{});
   { c.counts() } -> std::same_as<CollectiveCounts>;
   c.abort(std::string{});

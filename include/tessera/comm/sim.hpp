@@ -38,8 +38,9 @@ class SimCommunicator {
     for (const GatherSegment& segment : segments) bytes += segment.bytes;
     spend(stream, tag.kind, bytes * static_cast<std::uint64_t>(size_ - 1));
   }
+  static constexpr bool needs_reduce_scratch = false;
   void reduce_scatter(SimRuntime::Stream& stream, CollectiveTag tag,
-                      std::span<const ReduceSegment> segments) {
+                      std::span<const ReduceSegment> segments, std::byte* = nullptr) {
     std::uint64_t bytes = 0;
     for (const ReduceSegment& segment : segments)
       bytes += segment.elements * size_of(segment.dtype);

@@ -16,6 +16,7 @@
 #include "tessera/engine/recorder.hpp"
 #include "tessera/engine/registry.hpp"
 #include "tessera/engine/slots.hpp"
+#include "tessera/engine/step_tables.hpp"
 
 namespace tessera::engine {
 
@@ -49,10 +50,11 @@ struct Context {
   using Comm = typename Bk::Communicator;
 
   Context(Mesh<Bk>& mesh, const PolicyDescription& description, Options user_options,
-          int moment_count)
+          const Requirements& requirements)
       : policy(description),
         options(std::move(user_options)),
-        moments(moment_count),
+        needs(requirements),
+        moments(requirements.moments),
         registry(description.precision),
         backend(mesh.options()),
         control(mesh.communicator()),
@@ -63,6 +65,7 @@ struct Context {
 
   int rank() const { return control.rank(); }
   int world() const { return control.size(); }
+  bool communicates() const { return world() > 1 || options.collectives_at_one_rank; }
 
   typename B::Stream& compute() { return backend.stream(StreamKind::compute); }
   typename B::Stream& gathering() { return backend.stream(StreamKind::gather); }
@@ -121,6 +124,12 @@ struct Context {
     return reinterpret_cast<float*>(memory + map.units[unit].master) + elements * ranks;
   }
 
+  /// One of the arrays of the step's memory, at an offset that map.step_memory names.
+  template <class T>
+  T* step_array(std::uint64_t offset) {
+    return reinterpret_cast<T*>(memory + map.step + offset);
+  }
+
   DType gradient_dtype(std::uint32_t unit, std::uint32_t group) const {
     return policy.precision.gradient_of(layout(unit).groups[group].dtype);
   }
@@ -159,6 +168,7 @@ struct Context {
 
   PolicyDescription policy;
   Options options;
+  Requirements needs;
   int moments;
   Registry registry;
 
@@ -181,6 +191,7 @@ struct Context {
   std::uint64_t slot_bytes = 0;
   std::uint64_t peak_bytes = 0;
   std::unique_ptr<NormTree> norm_tree;
+  StepTables tables;
   bool materialized = false;
   bool accumulating = false;
   bool evaluating = false;

@@ -2,6 +2,7 @@
 // policies: shard.hpp puts the typed shell around it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -15,6 +16,7 @@
 #include "tessera/engine/gather.hpp"
 #include "tessera/engine/leases.hpp"
 #include "tessera/engine/materialize.hpp"
+#include "tessera/engine/pending_step.hpp"
 #include "tessera/engine/reduce.hpp"
 #include "tessera/engine/states.hpp"
 #include "tessera/engine/step.hpp"
@@ -30,13 +32,14 @@ class Core {
   Core(Mesh<Bk> mesh, const PolicyDescription& policy, Options options,
        std::unique_ptr<UpdateRule<B>> rule, float learning_rate)
       : rule_((options.validate(), std::move(rule))),
-        c_(mesh, policy, std::move(options), rule_->moment_count()),
+        c_(mesh, policy, options, requirements(*rule_, options)),
         states_(c_),
         materializing_(c_, states_),
         gathering_(c_),
         reducing_(c_),
         leases_(c_, gathering_, reducing_),
         stepping_(c_, gathering_, *rule_),
+        pending_(c_.backend),
         learning_rate_(learning_rate),
         exceptions_(std::uncaught_exceptions()) {}
 
@@ -58,8 +61,6 @@ class Core {
   Materializing<Bk>& materializing() { return materializing_; }
   States<Bk>& states() { return states_; }
   Reducing<Bk>& reducing() { return reducing_; }
-  const UpdateRule<B>& rule() const { return *rule_; }
-
   void set_learning_rate(float rate) {
     if (!detail::is_non_negative(rate)) {
       detail::fail("tessera: the learning rate must be finite and not negative, not ", rate);
@@ -69,9 +70,10 @@ class Core {
 
   /// After materialize: the expected orders and their schedules.
   void start() {
+    stepping_.start();
     leases_.start();
     last_counts_ = counts();
-    last_end_ = c_.backend.now_ns();
+    pending_.begin_clock();
     c_.backend.check();
   }
 
@@ -92,19 +94,96 @@ class Core {
     leases_.release(u, phase);
   }
 
-  StepReport step() {
-    const Enqueue timed(*this);
-    require_materialized();
+  /// The report is filled in by resolve(), or by the next step(); at once where nothing is
+  /// deferred.
+  std::shared_ptr<StepReport> step() {
+    std::shared_ptr<StepReport> report;
+    {
+      const Enqueue timed(*this);
+      require_materialized();
+      c_.check();
+      check_step();
+      reducing_.flush();
+      leases_.quiesce();
+      stepping_.run(learning_rate_);
+      reducing_.retire_all();
+      const bool order_changed = leases_.end_step();
+      resolve();
+      c_.recorder.end_step();
+      report = pending_.end_step(stepping_.scalars());
+      report->order_changed = order_changed;
+      report->learning_rate = learning_rate_;
+    }
+    if (!B::defers) settle();
+    note_counts(*report);
+    if (c_.backend.capturing()) captured_ = report;
+    if (!B::defers) resolve();
+    return report;
+  }
+
+  /// Waits for the last step to end, and fills in its report.
+  void resolve() {
+    StepReport* report = pending_.wait();
+    if (report == nullptr) return;
     c_.check();
-    check_step();
-    reducing_.flush();
-    leases_.quiesce();
-    StepReport report;
-    stepping_.run(learning_rate_, report);
-    reducing_.retire_all();
-    if (!report.skipped) ++steps_;
-    report.order_changed = leases_.end_step();
-    complete(report);
+    if (pending_.spans() != nullptr) {
+      c_.recorder.resolve(*report, *pending_.spans());
+    } else {
+      c_.recorder.resolve(*report);
+    }
+    pending_.fill(*report);
+    if (!B::defers)
+      report->host_enqueue_us = std::max(0.0, report->host_enqueue_us - report->exposed_ms * 1e3);
+    pending_.forget();
+  }
+
+  /// A step that was recorded rather than run, to be run again and again.
+  struct CapturedStep {
+    typename Recorder<B>::Spans spans;
+    CollectiveCounts collectives;
+  };
+
+  /// Nothing is under way when the recording of a step begins.
+  void begin_capture() {
+    require_materialized();
+    leases_.require_none("a capture");
+    resolve();
+    settle();
+    captured_ = nullptr;
+  }
+  /// The recording has ended; it must have held one step, in the expected order.
+  CapturedStep end_capture() {
+    pending_.forget();
+    CapturedStep captured{c_.recorder.take_ended(), {}};
+    const std::shared_ptr<StepReport> report = std::exchange(captured_, nullptr);
+    if (report == nullptr) {
+      detail::fail("tessera: a captured step must call step(), once and at its end");
+    }
+    if (report->order_changed) {
+      detail::fail(
+          "tessera: the captured step leases its units in another order than the step "
+          "before: run it once as it is, then capture it");
+    }
+    captured.collectives = report->collectives;
+    return captured;
+  }
+  /// Runs it once more: `launch()` enqueues what was recorded.
+  template <class Launch>
+  std::shared_ptr<StepReport> replay(const CapturedStep& captured, Launch&& launch) {
+    std::shared_ptr<StepReport> report;
+    {
+      const Enqueue timed(*this);
+      c_.check();
+      leases_.require_none("a replay");
+      resolve();
+      stepping_.set_learning_rate(learning_rate_);
+      launch();
+      report = pending_.has_ended(&captured.spans);
+      report->learning_rate = learning_rate_;
+      report->collectives = captured.collectives;
+      report->peak_bytes = c_.peak_bytes;
+    }
+    report->host_enqueue_us = static_cast<double>(std::exchange(enqueue_ns_, 0)) / 1e3;
     return report;
   }
 
@@ -208,8 +287,9 @@ class Core {
     reducing_.forget();
     c_.recorder.truncate(0);
     leases_.restart();
+    pending_.forget();
     last_counts_ = counts();
-    last_end_ = c_.backend.now_ns();
+    pending_.begin_clock();
   }
 
   void require_materialized() const {
@@ -259,25 +339,26 @@ class Core {
     return sum;
   }
 
-  void complete(StepReport& report) {
+  static Requirements requirements(const UpdateRule<B>& rule, const Options& options) {
+    return {rule.moment_count(), rule.rule_bytes(setting_count(options)), B::norm_window,
+            Bk::Communicator::needs_reduce_scratch};
+  }
+
+  // Waits until the streams have done what they hold, and throws what went wrong.
+  void settle() {
     c_.backend.synchronize(c_.gathering());
     c_.backend.synchronize(c_.reducing());
     c_.backend.synchronize(c_.compute());
     c_.check();
-    report.step = steps_;
-    report.learning_rate = learning_rate_;
-    c_.recorder.resolve(report);
+  }
+
+  void note_counts(StepReport& report) {
     const CollectiveCounts all = counts();
     report.collectives = all;
     report.collectives -= last_counts_;
     last_counts_ = all;
     report.peak_bytes = c_.peak_bytes;
-    const std::int64_t end = c_.backend.now_ns();
-    report.step_ms = static_cast<double>(end - last_end_) / 1e6;
-    report.host_enqueue_us =
-        std::max(0.0, static_cast<double>(enqueue_ns_) / 1e3 - report.exposed_ms * 1e3);
-    enqueue_ns_ = 0;
-    last_end_ = end;
+    report.host_enqueue_us = static_cast<double>(std::exchange(enqueue_ns_, 0)) / 1e3;
   }
 
   std::unique_ptr<UpdateRule<B>> rule_;
@@ -288,10 +369,10 @@ class Core {
   Reducing<Bk> reducing_;
   Leases<Bk> leases_;
   Stepping<Bk> stepping_;
+  PendingStep<B> pending_;
+  std::shared_ptr<StepReport> captured_;
   float learning_rate_;
-  std::uint64_t steps_ = 0;
   CollectiveCounts last_counts_;
-  std::int64_t last_end_ = 0;
   std::int64_t enqueue_ns_ = 0;
   std::size_t records_before_evaluation_ = 0;
   int exceptions_;

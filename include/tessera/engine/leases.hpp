@@ -124,7 +124,7 @@ class Leases {
   };
 
   ScheduleTable schedule(const Order& order) const {
-    return Planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world())
+    return Planner(c_.registry, c_.policy, c_.options, c_.needs, c_.world())
         .schedule(order, c_.slot_bytes);
   }
 

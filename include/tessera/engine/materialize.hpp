@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "tessera/engine/context.hpp"
+#include "tessera/engine/staging.hpp"
 #include "tessera/engine/states.hpp"
+#include "tessera/engine/step_functions.hpp"
 
 namespace tessera {
 
@@ -41,17 +43,17 @@ class Materializing {
     }
     check_groups();
     c_.registry.lay_out(c_.world());
-    const Planner planner(c_.registry, c_.policy, c_.options, c_.moments, c_.world());
+    const Planner planner(c_.registry, c_.policy, c_.options, c_.needs, c_.world());
     c_.facts = planner.facts();
     std::tie(c_.plan, c_.map) = planner.plan();
-    c_.slot_bytes = c_.map.scalars - c_.map.slots;
+    c_.slot_bytes = c_.map.reduce_scratch - c_.map.slots;
     c_.slots.set_size(c_.slot_bytes);
     c_.norm_tree = std::make_unique<NormTree>(c_.registry, c_.world());
     c_.units = std::vector<UnitState<B>>(c_.registry.units().size());
     try {
       c_.memory = static_cast<std::byte*>(c_.backend.allocate(c_.map.total));
     } catch (const Error& error) {
-      detail::fail(error.what(), "\n", c_.plan.to_string());
+      detail::fail(error.what(), "\n", c_.plan.to_string(), c_.plan.largest_units());
     }
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       if (!c_.facts[u].parameter_slot) {
@@ -67,7 +69,7 @@ class Materializing {
     if (c_.map.total > 0) {
       const std::uint64_t states = c_.units.empty() ? 0 : first_buffer();
       c_.backend.fill(c_.compute(), c_.memory, 0, states);
-      c_.backend.fill(c_.compute(), c_.memory + c_.map.scalars, 0, c_.map.total - c_.map.scalars);
+      c_.backend.fill(c_.compute(), c_.memory + c_.map.step, 0, c_.map.total - c_.map.step);
     }
     c_.note_use();
   }
@@ -81,7 +83,8 @@ class Materializing {
       std::vector<float> part;
       for (const TensorRecord& tensor : c_.registry.tensors()) {
         if (!settable(tensor.info.dtype)) {
-          take(tensor, tensor.handle.data());
+          require_memory(tensor, tensor.handle.data());
+          take(tensor, tensor.handle.data(), {0, tensor.elements});
           continue;
         }
         const layout::Range weights = states_.held(State::parameter(), tensor);
@@ -96,7 +99,10 @@ class Materializing {
 
   void take_from_tensors() {
     if constexpr (B::holds_memory) {
-      for (const TensorRecord& tensor : c_.registry.tensors()) take(tensor, tensor.handle.data());
+      for (const TensorRecord& tensor : c_.registry.tensors()) {
+        require_memory(tensor, tensor.handle.data());
+        take(tensor, tensor.handle.data(), {0, tensor.elements});
+      }
     }
     finish();
   }
@@ -107,20 +113,13 @@ class Materializing {
       detail::fail("tessera: from_rank(", root, "): there are ", c_.world(), " ranks");
     }
     if constexpr (B::holds_memory) {
-      std::vector<std::byte> values;
+      std::uint64_t largest = 0;
       for (const TensorRecord& tensor : c_.registry.tensors()) {
-        const std::uint64_t bytes = tensor.elements * size_of(tensor.info.dtype);
-        values.resize(bytes);
-        if (c_.rank() == root) {
-          require_memory(tensor, tensor.handle.data());
-          const auto* from = static_cast<const std::byte*>(tensor.handle.data());
-          std::copy(from, from + bytes, values.data());
-        }
-        c_.reduce_comm.broadcast(c_.reducing(), {CollectiveKind::broadcast, tensor.info.name},
-                                 values.data(), bytes, root);
-        c_.backend.synchronize(c_.reducing());
-        c_.check();
-        take(tensor, values.data());
+        largest = std::max(largest, tensor.elements * size_of(tensor.info.dtype));
+      }
+      const Staging<B> staging(c_.backend, std::min(largest, kStagingBytes));
+      for (const TensorRecord& tensor : c_.registry.tensors()) {
+        take_from_rank(root, tensor, staging.data());
       }
     }
     finish();
@@ -160,24 +159,47 @@ class Materializing {
     states_.write(state, tensor, part);
   }
 
-  // The parts this rank holds, from the whole tensor's elements at `data`.
-  void take(const TensorRecord& tensor, const void* data) {
-    require_memory(tensor, data);
-    const auto* bytes = static_cast<const std::byte*>(data);
+  void take_from_rank(int root, const TensorRecord& tensor, std::byte* staging) {
     const std::uint64_t width = size_of(tensor.info.dtype);
-    const layout::Range weights = states_.held(State::parameter(), tensor);
-    if (!weights.empty()) {
-      c_.backend.write(c_.compute(), states_.address(State::parameter(), tensor),
-                       bytes + weights.begin * width, weights.size() * width);
+    const auto* from = static_cast<const std::byte*>(tensor.handle.data());
+    if (c_.rank() == root) require_memory(tensor, from);
+    const std::uint64_t most = kStagingBytes / width;
+    for (std::uint64_t begin = 0;; begin += most) {
+      const layout::Range part{begin, std::min(begin + most, tensor.elements)};
+      const std::uint64_t bytes = part.size() * width;
+      if (c_.rank() == root) {
+        c_.backend.write(c_.reducing(), staging, from + begin * width, bytes);
+      }
+      c_.reduce_comm.broadcast(c_.reducing(), {CollectiveKind::broadcast, tensor.info.name},
+                               staging, bytes, root);
+      c_.backend.synchronize(c_.reducing());
+      c_.check();
+      take(tensor, staging, part);
+      if (part.end == tensor.elements) return;
     }
+  }
+
+  // What this rank holds of the elements `of` of a tensor, which lie at `data`: memory of the
+  // caller's or of the backend's.
+  void take(const TensorRecord& tensor, const void* data, layout::Range of) {
+    const std::uint64_t width = size_of(tensor.info.dtype);
+    const layout::Range held = states_.held(State::parameter(), tensor);
+    const layout::Range part{std::max(held.begin, of.begin), std::min(held.end, of.end)};
+    if (part.begin >= part.end) return;
+    require_memory(tensor, data);
+    std::byte* weights = states_.address(State::parameter(), tensor);
+    c_.backend.write(c_.compute(), weights + (part.begin - held.begin) * width,
+                     static_cast<const std::byte*>(data) + (part.begin - of.begin) * width,
+                     part.size() * width);
     if (!tensor.info.trainable || !PrecisionDescription::has_master(tensor.info.dtype)) return;
     const layout::Range master = states_.held(State::master(), tensor);
-    std::vector<float> widened(master.size());
-    const auto* values = reinterpret_cast<const bf16*>(bytes);
-    for (std::uint64_t i = 0; i < widened.size(); ++i) {
-      widened[i] = to_float(values[master.begin + i]);
-    }
-    states_.write(State::master(), tensor, widened);
+    const layout::Range begun{std::max(master.begin, part.begin), std::min(master.end, part.end)};
+    if (begun.begin >= begun.end) return;
+    auto* to = reinterpret_cast<float*>(states_.address(State::master(), tensor));
+    c_.backend.transform(
+        c_.compute(), begun.size(), Widen{},
+        In<bf16>{reinterpret_cast<const bf16*>(weights) + (begun.begin - held.begin)},
+        Out<float>{to + (begun.begin - master.begin)});
   }
 
   // From here on a tensor is only there inside a lease.

@@ -1,17 +1,27 @@
-// The gradient norm over all ranks as one fixed tree a tensor: who holds which nodes of it.
+// The gradient norm over all ranks as one fixed tree a tensor: who holds which nodes of it, and the
+// functions that evaluate it where the nodes are.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "tessera/backend/ranges.hpp"
 #include "tessera/engine/registry.hpp"
 #include "tessera/exact/cell_sum.hpp"
 #include "tessera/exact/cell_tree.hpp"
 #include "tessera/exact/rounding_mode.hpp"
-#include "tessera/exact/strict_double.hpp"
 #include "tessera/layout/flat.hpp"
 
 namespace tessera::engine {
+
+/// Where a tensor lies, for those who evaluate its tree.
+struct NormTensor {
+  std::uint64_t elements = 0;  ///< 0: it is not part of the norm
+  std::uint64_t offset = 0;    ///< in its group's flat parameter
+  std::uint64_t piece_elements = 0;
+  std::uint32_t unit = 0;
+};
 
 /// Each rank folds the cells it holds of a tensor into the tree's nodes that lie wholly within
 /// them; the nodes of all ranks, gathered, give the tensor's value by the same tree whatever the
@@ -19,11 +29,11 @@ namespace tessera::engine {
 class NormTree {
  public:
   NormTree(const Registry& registry, int world) : registry_(registry), world_(world) {
-    offsets_.resize(registry.tensors().size() * static_cast<std::size_t>(world));
+    first_nodes_.resize(registry.tensors().size() * static_cast<std::size_t>(world));
     for (int r = 0; r < world; ++r) {
       std::uint64_t nodes = 0;
       for (const TensorRecord& tensor : registry.tensors()) {
-        offsets_[place(tensor, r)] = nodes;
+        first_nodes_[place(tensor, r)] = static_cast<std::uint32_t>(nodes);
         nodes += nodes_of(registry, tensor, r);
       }
     }
@@ -37,7 +47,7 @@ class NormTree {
     for (int r = 0; r < world; ++r) {
       std::uint64_t nodes = 0;
       for (const TensorRecord& tensor : registry.tensors()) nodes += nodes_of(registry, tensor, r);
-      most = nodes > most ? nodes : most;
+      most = std::max(most, nodes);
     }
     return layout::round_up(most, 8);
   }
@@ -45,41 +55,46 @@ class NormTree {
   static std::uint64_t bytes(const Registry& registry, int world) {
     return stride(registry, world) * static_cast<std::uint64_t>(world) * sizeof(double);
   }
+  /// The most windows (see NormRange) that a rank's cells touch.
+  static std::uint64_t most_windows(const Registry& registry, int world, std::uint64_t window) {
+    std::uint64_t most = 0;
+    for (int r = 0; window > 0 && r < world; ++r) {
+      std::uint64_t windows = 0;
+      for (const TensorRecord& tensor : registry.tensors()) {
+        const layout::Range cells = cells_of(registry, tensor, r);
+        windows += windows_of(cells.begin, cells.end, window);
+      }
+      most = std::max(most, windows);
+    }
+    return most;
+  }
 
   /// Where a rank's nodes of a tensor begin among its doubles.
-  std::uint64_t offset(const TensorRecord& tensor, int rank) const {
-    return offsets_[place(tensor, rank)];
+  std::uint64_t first_node(const TensorRecord& tensor, int rank) const {
+    return first_nodes_[place(tensor, rank)];
   }
+  /// The same for all tensors, rank by rank.
+  const std::vector<std::uint32_t>& first_nodes() const { return first_nodes_; }
 
-  /// The norm of the tensors of the units in `included`, from the doubles of all ranks. Tensors
-  /// are added up in the order of registration.
-  double norm(NormKind kind, const double* values, const std::vector<char>& included) const {
-    const StrictRounding strict;
-    double total = 0;
-    std::vector<NodeValue> nodes;
+  std::vector<NormTensor> tensors() const {
+    std::vector<NormTensor> all;
     for (const TensorRecord& tensor : registry_.tensors()) {
-      if (!tensor.info.trainable || tensor.elements == 0 || !included[tensor.unit]) continue;
-      nodes.clear();
-      for (int r = 0; r < world_; ++r) {
-        const layout::Range cells = cells_of(registry_, tensor, r);
-        const double* value = values + stride_ * static_cast<std::uint64_t>(r) + offset(tensor, r);
-        for_each_node(cells.begin, cells.end, [&](const TreeNode& node) {
-          nodes.push_back({node, *value++});
-        });
-      }
-      const std::uint64_t cells = (tensor.elements + kCell - 1) / kCell;
-      total = detail::fold_pair(kind, total, combine(kind, cells, nodes));
+      const std::uint64_t elements = tensor.info.trainable ? tensor.elements : 0;
+      all.push_back({elements, tensor.placement.offset, registry_.group_of(tensor).piece_elements,
+                     tensor.unit});
     }
-    return kind == NormKind::l2 ? sqrt(StrictDouble{total}).x : total;
+    return all;
   }
 
- private:
+  /// The cells of a tensor that a rank holds.
   static layout::Range cells_of(const Registry& registry, const TensorRecord& tensor, int rank) {
     if (!tensor.info.trainable) return {};
     const layout::Range elements =
         layout::owned(registry.group_of(tensor), tensor.placement, tensor.elements, rank);
-    return {elements.begin / kCell, (elements.end + kCell - 1) / kCell};
+    return {elements.begin / kCell, tessera::cells_of(elements.end)};
   }
+
+ private:
   static std::uint64_t nodes_of(const Registry& registry, const TensorRecord& tensor, int rank) {
     const layout::Range cells = cells_of(registry, tensor, rank);
     return static_cast<std::uint64_t>(node_count(cells.begin, cells.end));
@@ -91,7 +106,37 @@ class NormTree {
   const Registry& registry_;
   int world_;
   std::uint64_t stride_ = 0;
-  std::vector<std::uint64_t> offsets_;
+  std::vector<std::uint32_t> first_nodes_;
+};
+
+/// for_each tensor: the nodes of all ranks to the value of its tree; 0 for what is not included.
+struct FoldTensor {
+  NormKind kind;
+  std::uint64_t tensor_count;
+  std::uint64_t stride;
+  const NormTensor* tensors;
+  const std::uint32_t* first_nodes;
+  const unsigned char* included;
+  const double* nodes;
+  double* values;
+
+  TESSERA_HD void operator()(std::uint64_t i) const {
+    const NormTensor tensor = tensors[i];
+    values[i] = 0;
+    if (tensor.elements == 0 || included[tensor.unit] == 0) return;
+    const StrictRounding strict;
+    detail::NodeStack stack(kind);
+    const std::uint64_t last = (tensor.offset + tensor.elements - 1) / tensor.piece_elements;
+    for (std::uint64_t rank = tensor.offset / tensor.piece_elements; rank <= last; ++rank) {
+      const layout::Range held = layout::owned(tensor.piece_elements, tensor.offset,
+                                               tensor.elements, static_cast<int>(rank));
+      const double* value = nodes + stride * rank + first_nodes[tensor_count * rank + i];
+      for_each_node(held.begin / kCell, (held.end + kCell - 1) / kCell, [&](const TreeNode& node) {
+        stack.push({node, *value++});
+      });
+    }
+    values[i] = detail::pin(detail::with_one_nan(stack.fold_all()));
+  }
 };
 
 }  // namespace tessera::engine

@@ -1,6 +1,7 @@
 // The plan: what will be allocated and sent, known before anything is. A value.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -70,6 +71,21 @@ struct Plan {
              std::string(name_of(static_cast<CollectiveKind>(k))) + " x " +
                  std::to_string(collectives.kinds[k].count),
              collectives.kinds[k].bytes);
+    }
+    return text;
+  }
+
+  /// The units with the most bytes on this rank, at most five of them: what to split or to shard
+  /// further when the plan does not fit.
+  std::string largest_units() const {
+    std::vector<PlanUnit> largest = units;
+    std::sort(largest.begin(), largest.end(), [](const PlanUnit& a, const PlanUnit& b) {
+      return a.parameters + a.gradients > b.parameters + b.gradients;
+    });
+    if (largest.size() > 5) largest.resize(5);
+    std::string text = "largest units, bytes of full parameters and gradients\n";
+    for (const PlanUnit& unit : largest) {
+      append(text, unit.name, unit.parameters + unit.gradients);
     }
     return text;
   }

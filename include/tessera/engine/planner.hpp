@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "tessera/engine/chunks.hpp"
-#include "tessera/engine/norm_tree.hpp"
 #include "tessera/engine/options.hpp"
 #include "tessera/engine/order.hpp"
 #include "tessera/engine/plan.hpp"
 #include "tessera/engine/registry.hpp"
 #include "tessera/engine/schedule.hpp"
+#include "tessera/engine/step_memory.hpp"
 
 namespace tessera::engine {
 
@@ -31,7 +31,9 @@ struct UnitMap {
 struct MemoryMap {
   std::vector<UnitMap> units;
   std::uint64_t slots = 0;
-  std::uint64_t scalars = 0;
+  std::uint64_t reduce_scratch = 0;
+  std::uint64_t step = 0;  ///< where step_memory's offsets begin
+  StepMemory step_memory;
   std::uint64_t total = 0;
 };
 
@@ -67,8 +69,8 @@ inline std::uint64_t gradient_offset(const layout::UnitLayout& layout, std::uint
 class Planner {
  public:
   Planner(const Registry& registry, const PolicyDescription& policy, const Options& options,
-          int moments, int world)
-      : registry_(registry), policy_(policy), options_(options), moments_(moments), world_(world) {
+          const Requirements& needs, int world)
+      : registry_(registry), policy_(policy), options_(options), needs_(needs), world_(world) {
     compute_facts();
   }
 
@@ -127,10 +129,14 @@ class Planner {
     map.slots = at;
     at += slots;
     plan.memory.push_back({"slots", slots, false});
-    map.scalars = at;
-    const std::uint64_t scalars = NormTree::bytes(registry_, world_);
-    at += scalars;
-    plan.memory.push_back({"norm scalars", scalars, false});
+    map.reduce_scratch = at;
+    const std::uint64_t scratch = needs_.reduce_scratch && world_ > 1 ? largest_reduction() : 0;
+    at += scratch;
+    if (scratch > 0) plan.memory.push_back({"reduction scratch", scratch, false});
+    map.step = at;
+    map.step_memory = StepMemory::lay_out(registry_, world_, options_, needs_);
+    at += map.step_memory.total;
+    plan.memory.push_back({"step scalars", map.step_memory.total, false});
     map.total = at;
     plan.most_used_bytes =
         at - slots + std::max(training.most_used_bytes, evaluation.most_used_bytes);
@@ -149,8 +155,9 @@ class Planner {
           gradient_offset(unit.layout, unit.layout.group_count, policy_.precision);
       facts.trainable = facts.gradient_bytes > 0;
       facts.outer = unit.options.outer;
-      facts.reshard = world_ == 1 ? Reshard::never : strategy.reshard;
-      if (unit.options.override_reshard && strategy.shard_parameters && world_ > 1) {
+      const bool gathers = world_ > 1 || options_.collectives_at_one_rank;
+      facts.reshard = gathers ? strategy.reshard : Reshard::never;
+      if (unit.options.override_reshard && strategy.shard_parameters && gathers) {
         facts.reshard = unit.options.reshard;
       }
       facts.gradient_slot =
@@ -191,7 +198,7 @@ class Planner {
     add("master weights", &UnitMap::master,
         [&](const UnitRecord& u) { return master_elements(u, policy_.strategy); });
     add("moments", &UnitMap::moments,
-        [&](const UnitRecord& u) { return state(u) * static_cast<std::uint64_t>(moments_); });
+        [&](const UnitRecord& u) { return state(u) * static_cast<std::uint64_t>(needs_.moments); });
     add("reduced gradients", &UnitMap::reduced, state);
   }
 
@@ -213,6 +220,20 @@ class Planner {
       }
       plan.units.push_back(std::move(row));
     }
+  }
+
+  // Full bytes of the largest collective a bucket may become: see Bucket and chunk_bytes.
+  std::uint64_t largest_reduction() const {
+    std::uint64_t largest = 0;
+    std::uint64_t all = 0;
+    for (const UnitFacts& facts : facts_) {
+      largest = std::max(largest, facts.gradient_bytes);
+      all += facts.gradient_bytes;
+    }
+    if (options_.bucket_bytes == 0) return largest;
+    const std::uint64_t chunk =
+        chunk_bytes(options_.bucket_bytes, world_) * static_cast<std::uint64_t>(world_);
+    return std::min(all, std::max(options_.bucket_bytes, chunk));
   }
 
   std::uint64_t chunks(std::uint64_t full_bytes, std::size_t units_in_bucket) const {
@@ -260,7 +281,7 @@ class Planner {
   const Registry& registry_;
   PolicyDescription policy_;
   const Options& options_;
-  int moments_;
+  Requirements needs_;
   int world_;
   std::vector<UnitFacts> facts_;
 };

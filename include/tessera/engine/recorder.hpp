@@ -1,9 +1,11 @@
-// Timestamps of a step: begin and end marks on streams, resolved once the streams have passed.
+// Timestamps of a step: begin and end marks on streams, resolved once the streams have passed. The
+// spans of a step that has ended are kept apart while those of the next are recorded.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,15 +21,33 @@ enum class Span : std::uint8_t { lease, wait, collective, other };
 
 template <Runtime B>
 class Recorder {
+  struct Record {
+    Span span = Span::other;
+    std::string_view name;
+    std::string_view unit;
+    StreamKind stream = StreamKind::compute;
+    std::uint64_t bytes = 0;
+    bool ended = false;
+    typename B::Mark from;
+    typename B::Mark to;
+  };
+  using Records = std::deque<Record>;  // marks keep their address while streams write them
+
  public:
+  /// The spans of one step.
+  struct Spans {
+    std::unique_ptr<Records> records = std::make_unique<Records>();
+    std::size_t count = 0;
+  };
+
   Recorder(B& backend, bool keep_trace) : backend_(backend), keep_trace_(keep_trace) {}
 
   /// Opens a span on a stream; close it with end(). Names must outlive the Recorder.
   std::size_t begin(Span span, std::string_view name, std::string_view unit, StreamKind stream,
                     std::uint64_t bytes = 0) {
     if (used_ == kMost) return kMost;  // a program that never calls step() must not grow for ever
-    if (used_ == records_.size()) records_.emplace_back();
-    Record& record = records_[used_];
+    if (used_ == records_->size()) records_->emplace_back();
+    Record& record = (*records_)[used_];
     record.span = span;
     record.name = name;
     record.unit = unit;
@@ -39,21 +59,36 @@ class Recorder {
   }
   void end(std::size_t record) {
     if (record == kMost) return;
-    records_[record].ended = true;
-    backend_.mark(records_[record].to, backend_.stream(records_[record].stream));
+    Record& of = (*records_)[record];
+    of.ended = true;
+    backend_.mark(of.to, backend_.stream(of.stream));
   }
   /// A point in time, such as a reshard.
   void instant(std::string_view name, std::string_view unit, StreamKind stream) {
     if (keep_trace_) end(begin(Span::other, name, unit, stream));
   }
 
-  /// Sets the report's times and starts over. All streams must have passed all marks.
+  /// The step has ended: its spans wait to be resolved, those of the next are recorded. The ones
+  /// of the step before must have been resolved.
+  void end_step() {
+    std::swap(records_, ended_.records);
+    ended_.count = std::exchange(used_, 0);
+  }
+  /// The spans of the step that ended last, for a step that will run again and again.
+  Spans take_ended() { return std::exchange(ended_, Spans{}); }
+
+  /// Sets the report's times from the spans of the step that ended last. All streams must have
+  /// passed all their marks.
   void resolve(StepReport& report) {
+    resolve(report, ended_);
+    ended_.count = 0;
+  }
+  void resolve(StepReport& report, const Spans& spans) {
     std::vector<Interval> leases;
     std::vector<Interval> waits;
     std::int64_t communication = 0;
-    for (std::size_t i = 0; i < used_; ++i) {
-      const Record& record = records_[i];
+    for (std::size_t i = 0; i < spans.count; ++i) {
+      const Record& record = (*spans.records)[i];
       if (!record.ended) continue;
       const Interval time{backend_.time_ns(record.from), backend_.time_ns(record.to)};
       if (record.span == Span::collective) communication += time.second - time.first;
@@ -64,7 +99,6 @@ class Recorder {
                           time.first, time.second, record.bytes});
       }
     }
-    used_ = 0;
     merge(leases);
     merge(waits);
     report.communication_ms = ms(communication);
@@ -80,16 +114,6 @@ class Recorder {
 
  private:
   using Interval = std::pair<std::int64_t, std::int64_t>;
-  struct Record {
-    Span span = Span::other;
-    std::string_view name;
-    std::string_view unit;
-    StreamKind stream = StreamKind::compute;
-    std::uint64_t bytes = 0;
-    bool ended = false;
-    typename B::Mark from;
-    typename B::Mark to;
-  };
 
   static constexpr std::size_t kMost = 1 << 20;
 
@@ -130,8 +154,9 @@ class Recorder {
 
   B& backend_;
   const bool keep_trace_;
-  std::deque<Record> records_;  // marks keep their address while streams write them
+  std::unique_ptr<Records> records_ = std::make_unique<Records>();
   std::size_t used_ = 0;
+  Spans ended_;
   std::vector<TraceEvent> trace_;
 };
 

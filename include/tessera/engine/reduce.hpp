@@ -209,9 +209,13 @@ class Reducing {
       const std::size_t span =
           c_.recorder.begin(Span::collective, "reduce", name, StreamKind::reduce, bytes);
       c_.reduce_comm.reduce_scatter(c_.reducing(), {CollectiveKind::reduce_scatter, name},
-                                    segments_);
+                                    segments_, scratch());
       c_.recorder.end(span);
     }
+  }
+
+  std::byte* scratch() {
+    return c_.needs.reduce_scratch && c_.world() > 1 ? c_.memory + c_.map.reduce_scratch : nullptr;
   }
 
   std::uint64_t add_segments(std::uint32_t u, std::uint64_t index, std::uint64_t chunk) {

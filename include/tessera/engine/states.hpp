@@ -1,6 +1,7 @@
 // Reading and writing training state by tensor: full values over all ranks, and this rank's part.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "tessera/engine/context.hpp"
+#include "tessera/engine/staging.hpp"
 #include "tessera/exact/bf16.hpp"
 
 namespace tessera {
@@ -99,27 +101,29 @@ class States {
     wait_for_reductions(state);
     const std::uint64_t element = width(state, tensor);
     std::vector<std::byte> result(tensor.elements * element);
-    const layout::Range own = held(state, tensor);
     if (is_whole(state, tensor)) {  // by rule, not by size: every rank must decide alike
       c_.backend.read(c_.compute(), result.data(), address(state, tensor), result.size());
       return result;
     }
     std::uint64_t most = 0;
     for (int r = 0; r < c_.world(); ++r) most = std::max(most, part(tensor, r).size());
-    std::vector<std::byte> mine(most * element);
-    std::vector<std::byte> all(most * element * static_cast<std::uint64_t>(c_.world()));
-    if (!own.empty()) {
-      c_.backend.read(c_.compute(), mine.data(), address(state, tensor), own.size() * element);
-    }
-    const GatherSegment segment{mine.data(), all.data(), mine.size(), mine.size()};
-    c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, tensor.info.name},
-                              {&segment, 1});
-    c_.backend.synchronize(c_.reducing());
-    c_.check();
-    for (int r = 0; r < c_.world(); ++r) {
-      const layout::Range range = part(tensor, r);
-      const std::byte* from = all.data() + mine.size() * static_cast<std::uint64_t>(r);
-      std::copy(from, from + range.size() * element, result.data() + range.begin * element);
+    const auto ranks = static_cast<std::uint64_t>(c_.world());
+    const std::uint64_t step =
+        std::min(most, layout::round_up(kStagingBytes / ((ranks + 1) * element), kCell));
+    const Staging<B> staging(c_.backend, step * (ranks + 1) * element);
+    std::byte* all = staging.data();
+    std::byte* mine = all + step * ranks * element;
+    std::vector<std::byte> gathered(step * ranks * element);
+    for (std::uint64_t begin = 0; begin < most; begin += step) {
+      gather_part(state, tensor, begin, step, mine, all);
+      c_.backend.read(c_.compute(), gathered.data(), all, gathered.size());
+      for (int r = 0; r < c_.world(); ++r) {
+        const layout::Range range = part(tensor, r);
+        if (begin >= range.size()) continue;
+        const std::byte* from = gathered.data() + step * static_cast<std::uint64_t>(r) * element;
+        std::copy(from, from + std::min(step, range.size() - begin) * element,
+                  result.data() + (range.begin + begin) * element);
+      }
     }
     return result;
   }
@@ -195,6 +199,23 @@ class States {
       case State::Kind::gradient: return false;
       default: return !c_.policy.strategy.shard_optimizer;
     }
+  }
+
+  // The elements [begin, begin + count) of every rank's part, to `all` on every rank.
+  void gather_part(State state, const TensorRecord& tensor, std::uint64_t begin,
+                   std::uint64_t count, std::byte* mine, std::byte* all) {
+    const std::uint64_t element = width(state, tensor);
+    const layout::Range own = held(state, tensor);
+    if (begin < own.size()) {
+      c_.backend.copy(c_.compute(), mine, address(state, tensor) + begin * element,
+                      std::min(count, own.size() - begin) * element);
+    }
+    c_.backend.synchronize(c_.compute());
+    const GatherSegment segment{mine, all, count * element, count * element};
+    c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, tensor.info.name},
+                              {&segment, 1});
+    c_.backend.synchronize(c_.reducing());
+    c_.check();
   }
 
   // The reduce stream may still be writing them.

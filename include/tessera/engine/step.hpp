@@ -1,15 +1,17 @@
-// The end of a step: norm, clipping, agreement on inf and NaN, and the update of the pieces.
+// The end of a step: norm, clipping, agreement on inf and NaN, and the update of the pieces. All of
+// it is enqueued; what is decided on the way stays in the backend's memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "tessera/engine/context.hpp"
 #include "tessera/engine/gather.hpp"
+#include "tessera/engine/step_functions.hpp"
+#include "tessera/engine/step_memory.hpp"
 #include "tessera/engine/update_rule.hpp"
-#include "tessera/exact/classify.hpp"
-#include "tessera/exact/rounding_mode.hpp"
-#include "tessera/exact/strict_double.hpp"
 
 namespace tessera::engine {
 
@@ -18,40 +20,66 @@ class Stepping {
  public:
   using B = typename Bk::Runtime;
 
-  Stepping(Context<Bk>& context, Gathering<Bk>& gathering, UpdateRule<B>& rule)
+  Stepping(Context<Bk>& context, Gathering<Bk>& gathering, const UpdateRule<B>& rule)
       : c_(context), gathering_(gathering), rule_(rule) {}
 
-  /// All reductions have been issued. Sets the report's norm, clipped_norm and skipped.
-  void run(float learning_rate, StepReport& report) {
+  /// After materialize: the tables of ranges, and the optimizer's clock.
+  void start() {
+    if constexpr (B::holds_memory) {
+      make_tables();
+      const StepMemory& at = c_.map.step_memory;
+      put(at.settings, settings());
+      put(at.norm_tensors, c_.norm_tree->tensors());
+      put(at.first_nodes, c_.norm_tree->first_nodes());
+      put(at.norm_ranges, c_.tables.norm_ranges);
+      put(at.update_ranges, c_.tables.update_ranges);
+      rule_.start(c_.backend, c_.compute(), update_memory());
+    } else {
+      make_tables();
+    }
     included_.assign(c_.units.size(), 0);
+  }
+
+  /// All reductions have been issued. What it decides is in the step's memory.
+  void run(float learning_rate) {
+    include();
+    if (!c_.policy.strategy.shard_optimizer && c_.world() > 1) gather_sums();
+    wait_for_reductions();
+    c_.check();
+    // In a graph it would stay what it was: there it is set ahead of each replay.
+    if (!c_.backend.capturing()) set_learning_rate(learning_rate);
+    decide();
+    update();
+    for (UnitState<B>& unit : c_.units) unit.reduced = false;
+  }
+
+  void set_learning_rate(float rate) {
+    c_.backend.for_each(c_.compute(), 1, SetLearningRate{scalars(), rate});
+  }
+  StepScalars* scalars() { return c_.template step_array<StepScalars>(c_.map.step_memory.scalars); }
+
+ private:
+  // Which units have gradients in this step; rarely another set than in the step before.
+  void include() {
+    bool changed = false;
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
-      included_[u] = c_.units[u].reduced ? 1 : 0;
-      if (c_.facts[u].trainable && !included_[u] &&
+      const unsigned char included = c_.units[u].reduced ? 1 : 0;
+      changed = changed || included != included_[u];
+      included_[u] = included;
+      if (c_.facts[u].trainable && included == 0 &&
           c_.options.unused_units == UnusedUnits::refuse) {
         detail::fail("tessera: step(): unit '", c_.registry.unit(u).name,
                      "' had no backward lease in this step, and Options::unused_units is refuse");
       }
     }
-    if (!c_.policy.strategy.shard_optimizer && c_.world() > 1) gather_sums();
-    wait_for_reductions();
-    report.norm = norm();
-    const float factor = clip_factor(report.norm);
-    report.clipped_norm = report.norm * static_cast<double>(factor);
-    report.skipped = !detail::is_finite(report.norm);
-    if (report.skipped) {
-      report.clipped_norm = report.norm;
-    } else {
-      update(factor, learning_rate);
-    }
-    for (UnitState<B>& unit : c_.units) unit.reduced = false;
+    if (changed) put(c_.map.step_memory.included, included_);
   }
 
- private:
   // Replicate: every rank updates everything, so it needs everyone's sums. They are fp32, so that
   // the bits are those of the strategies in which only the owner updates.
   void gather_sums() {
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
-      if (!included_[u]) continue;
+      if (included_[u] == 0) continue;
       const layout::UnitLayout& at = c_.layout(u);
       std::vector<GatherSegment> segments;
       std::uint64_t total = 0;
@@ -80,32 +108,31 @@ class Stepping {
     c_.recorder.end(span);
   }
 
-  double norm() {
-    const NormTree& tree = *c_.norm_tree;
-    if (tree.stride() == 0) return 0;
-    auto* all = reinterpret_cast<double*>(c_.memory + c_.map.scalars);
-    double* own = all + tree.stride() * static_cast<std::uint64_t>(c_.rank());
-    for (const TensorRecord& tensor : c_.registry.tensors()) {
-      if (!tensor.info.trainable || !included_[tensor.unit]) continue;
-      const layout::GroupLayout& group = c_.registry.group_of(tensor);
-      const layout::Range part = layout::owned(group, tensor.placement, tensor.elements, c_.rank());
-      if (part.empty()) continue;
-      const layout::Range held = c_.state_range(tensor.unit, tensor.placement.group);
-      const float* gradients = c_.reduced(tensor.unit, tensor.placement.group) +
-                               tensor.placement.offset + part.begin - held.begin;
-      c_.backend.norm_nodes(c_.compute(), c_.options.norm, gradients, part.begin / kCell,
-                            part.size(), own + tree.offset(tensor, c_.rank()));
-    }
-    if (c_.world() > 1) exchange(own, all);
-    values_.resize(tree.stride() * static_cast<std::uint64_t>(c_.world()));
-    c_.backend.read(c_.compute(), values_.data(), all, values_.size() * sizeof(double));
-    c_.check();
-    return tree.norm(c_.options.norm, values_.data(), included_);
+  // Each rank folds what it holds, all exchange their nodes, all evaluate the same tree.
+  void decide() {
+    const StepMemory& at = c_.map.step_memory;
+    const std::uint64_t tensors = c_.registry.tensors().size();
+    const std::uint64_t stride = c_.norm_tree->stride();
+    auto* nodes = c_.template step_array<double>(at.nodes);
+    auto* values = c_.template step_array<double>(at.tensor_norms);
+    c_.backend.norm_nodes(c_.compute(), c_.options.norm, c_.tables.norm_ranges,
+                          c_.template step_array<NormRange>(at.norm_ranges));
+    if (c_.communicates() && stride > 0) exchange(nodes, stride);
+    c_.backend.for_each(
+        c_.compute(), tensors,
+        FoldTensor{c_.options.norm, tensors, stride,
+                   c_.template step_array<NormTensor>(at.norm_tensors),
+                   c_.template step_array<std::uint32_t>(at.first_nodes),
+                   c_.template step_array<unsigned char>(at.included), nodes, values});
+    c_.backend.for_each(
+        c_.compute(), 1,
+        DecideStep{c_.options.norm, c_.options.clip_norm, tensors, values, scalars()});
   }
 
-  void exchange(const double* own, double* all) {
-    const std::uint64_t bytes = c_.norm_tree->stride() * sizeof(double);
-    const GatherSegment segment{own, all, bytes, bytes};
+  void exchange(double* nodes, std::uint64_t stride) {
+    const std::uint64_t bytes = stride * sizeof(double);
+    const double* own = nodes + stride * static_cast<std::uint64_t>(c_.rank());
+    const GatherSegment segment{own, nodes, bytes, bytes};
     c_.backend.record(event_, c_.compute());
     c_.backend.wait(c_.reducing(), event_);
     const std::size_t collective =
@@ -118,67 +145,130 @@ class Stepping {
     c_.backend.record(event_, c_.reducing());
     c_.backend.wait(c_.compute(), event_);
     c_.recorder.end(wait);
+    c_.check();  // what a failed collective left unsaid must not be acted on
   }
 
-  // torch.nn.utils.clip_grad_norm_'s coefficient, at most 1.
-  float clip_factor(double norm) const {
-    if (c_.options.clip_norm <= 0) return 1;
-    const StrictRounding strict;
-    const StrictDouble limit{static_cast<double>(c_.options.clip_norm)};
-    const float factor = (limit / (StrictDouble{norm} + StrictDouble{1e-6})).to_float();
-    return factor < 1 ? factor : 1;
-  }
-
-  void update(float clip, float learning_rate) {
+  void update() {
     const std::size_t span = c_.recorder.begin(Span::other, "update", "", StreamKind::compute);
-    rule_.advance();
+    const UpdateMemory memory = update_memory();
+    rule_.advance(c_.backend, c_.compute(), memory);
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
-      if (!included_[u]) continue;
-      for (std::uint32_t id : c_.registry.unit(u).tensors) {
-        update(c_.registry.tensor(id), clip, learning_rate);
-      }
+      if (included_[u] == 0) continue;
+      for (const GroupRanges& group : c_.tables.groups[u]) update(u, group, memory);
       gathering_.reshard(u);  // the other ranks' pieces are stale
     }
     c_.backend.record(c_.updated, c_.compute());
     c_.recorder.end(span);
   }
 
-  void update(const TensorRecord& tensor, float clip, float learning_rate) {
-    if (!tensor.info.trainable) return;
-    const std::uint32_t u = tensor.unit;
-    const std::uint32_t g = tensor.placement.group;
-    const layout::Range held = c_.state_range(u, g);
-    layout::Range part{0, tensor.elements};
-    if (c_.policy.strategy.shard_optimizer) {
-      part =
-          layout::owned(c_.registry.group_of(tensor), tensor.placement, tensor.elements, c_.rank());
-    }
-    if (part.empty()) return;
-    const std::uint64_t at = tensor.placement.offset + part.begin - held.begin;
-    arrays_.elements = part.size();
-    arrays_.weights = c_.master(u, g) + at;
-    arrays_.gradients = c_.reduced(u, g) + at;
+  void update(std::uint32_t u, const GroupRanges& of, const UpdateMemory& memory) {
+    arrays_.ranges = std::span(c_.tables.update_ranges).subspan(of.first, of.count);
+    arrays_.resident =
+        c_.template step_array<ElementRange>(c_.map.step_memory.update_ranges) + of.first;
+    arrays_.weights = c_.master(u, of.group);
+    arrays_.gradients = c_.reduced(u, of.group);
     arrays_.parameters = nullptr;
-    if (PrecisionDescription::has_master(tensor.info.dtype)) {
-      std::byte* own = c_.policy.strategy.shard_optimizer
-                           ? c_.piece(u, g)
-                           : c_.memory + c_.map.units[u].parameters + c_.layout(u).full_offset(g);
-      arrays_.parameters = reinterpret_cast<bf16*>(own) + at;
+    if (PrecisionDescription::has_master(c_.layout(u).groups[of.group].dtype)) {
+      std::byte* own = c_.policy.strategy.shard_optimizer ? c_.piece(u, of.group)
+                                                          : c_.memory + c_.map.units[u].parameters +
+                                                                c_.layout(u).full_offset(of.group);
+      arrays_.parameters = reinterpret_cast<bf16*>(own);
     }
     arrays_.moments.clear();
-    for (int m = 0; m < c_.moments; ++m) arrays_.moments.push_back(c_.moment(u, g, m) + at);
-    const ParameterGroup group = c_.options.groups.empty()
-                                     ? ParameterGroup{}
-                                     : c_.options.groups[static_cast<std::size_t>(tensor.group)];
-    rule_.update(c_.backend, c_.compute(), arrays_, clip, learning_rate, group, tensor.decay);
+    for (int m = 0; m < c_.moments; ++m) arrays_.moments.push_back(c_.moment(u, of.group, m));
+    rule_.update(c_.backend, c_.compute(), arrays_, memory);
+  }
+
+  UpdateMemory update_memory() {
+    const StepMemory& at = c_.map.step_memory;
+    return {scalars(), c_.template step_array<UpdateSetting>(at.settings),
+            setting_count(c_.options), c_.template step_array<std::byte>(at.rule)};
+  }
+
+  std::vector<UpdateSetting> settings() const {
+    std::vector<UpdateSetting> all(setting_count(c_.options));
+    for (std::size_t g = 0; 2 * g < all.size(); ++g) {
+      const ParameterGroup group =
+          c_.options.groups.empty() ? ParameterGroup{} : c_.options.groups[g];
+      const float decay = group.weight_decay >= 0 ? group.weight_decay : rule_.weight_decay();
+      all[2 * g] = {group.learning_rate_scale, 0};
+      all[2 * g + 1] = {group.learning_rate_scale, decay};
+    }
+    return all;
+  }
+
+  void make_tables() {
+    StepTables& tables = c_.tables;
+    tables = {};
+    tables.groups.resize(c_.units.size());
+    std::uint64_t windows = 0;
+    for (const TensorRecord& tensor : c_.registry.tensors()) add_norm_range(tensor, windows);
+    for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
+      for (std::uint32_t g = 0; g < c_.layout(u).group_count; ++g) {
+        if (c_.layout(u).groups[g].trainable) add_update_ranges(u, g);
+      }
+    }
+  }
+
+  void add_norm_range(const TensorRecord& tensor, std::uint64_t& windows) {
+    if (!tensor.info.trainable) return;
+    const layout::Range part =
+        layout::owned(c_.registry.group_of(tensor), tensor.placement, tensor.elements, c_.rank());
+    if (part.empty()) return;
+    const std::uint32_t g = tensor.placement.group;
+    const layout::Range held = c_.state_range(tensor.unit, g);
+    const StepMemory& at = c_.map.step_memory;
+    NormRange range;
+    range.data = c_.reduced(tensor.unit, g) + tensor.placement.offset + part.begin - held.begin;
+    range.first_cell = part.begin / kCell;
+    range.elements = part.size();
+    range.nodes = c_.template step_array<double>(at.nodes) +
+                  c_.norm_tree->stride() * static_cast<std::uint64_t>(c_.rank()) +
+                  c_.norm_tree->first_node(tensor, c_.rank());
+    range.partials = c_.template step_array<double>(at.partials) + windows;
+    range.first_window = windows;
+    windows +=
+        windows_of(range.first_cell, range.first_cell + cells_of(range.elements), B::norm_window);
+    c_.tables.norm_ranges.push_back(range);
+  }
+
+  // The parts of a group's tensors that this rank updates: not the padding between them.
+  void add_update_ranges(std::uint32_t u, std::uint32_t g) {
+    std::vector<ElementRange>& all = c_.tables.update_ranges;
+    GroupRanges of{g, static_cast<std::uint32_t>(all.size()), 0};
+    const layout::Range held = c_.state_range(u, g);
+    std::uint32_t blocks = 0;
+    for (std::uint32_t id : c_.registry.unit(u).tensors) {
+      const TensorRecord& tensor = c_.registry.tensor(id);
+      if (tensor.placement.group != g) continue;
+      layout::Range part{0, tensor.elements};
+      if (c_.policy.strategy.shard_optimizer) {
+        part = layout::owned(c_.registry.group_of(tensor), tensor.placement, tensor.elements,
+                             c_.rank());
+      }
+      if (part.empty()) continue;
+      all.push_back({tensor.placement.offset + part.begin - held.begin, part.size(),
+                     setting_of(tensor), blocks});
+      blocks += range_blocks(part.size());
+      ++of.count;
+    }
+    if (of.count > 0) c_.tables.groups[u].push_back(of);
+  }
+
+  template <class T>
+  void put(std::uint64_t offset, const std::vector<T>& values) {
+    if (values.empty()) return;
+    if constexpr (B::holds_memory) {
+      c_.backend.write(c_.compute(), c_.memory + c_.map.step + offset, values.data(),
+                       values.size() * sizeof(T));
+    }
   }
 
   Context<Bk>& c_;
   Gathering<Bk>& gathering_;
-  UpdateRule<B>& rule_;
+  const UpdateRule<B>& rule_;
   typename B::Event event_;
-  std::vector<char> included_;
-  std::vector<double> values_;
+  std::vector<unsigned char> included_;
   UpdateArrays arrays_;
 };
 

@@ -1,27 +1,41 @@
-// The optimizer as the engine sees it: one virtual call a range of elements, so that the engine is
+// The optimizer as the engine sees it: one virtual call a group of tensors, so that the engine is
 // not a template of the optimizer.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "tessera/backend/backend.hpp"
-#include "tessera/engine/options.hpp"
+#include "tessera/engine/step_memory.hpp"
+#include "tessera/error.hpp"
 #include "tessera/exact/bf16.hpp"
 #include "tessera/exact/elementwise.hpp"
+#include "tessera/exact/rounding_mode.hpp"
+#include "tessera/exact/strict_double.hpp"
+#include "tessera/layout/flat.hpp"
 #include "tessera/optimizer/optimizer.hpp"
 
 namespace tessera::engine {
 
-/// The arrays of one range of elements of one tensor.
+/// The arrays of one group of a unit, and the ranges of them to update.
 struct UpdateArrays {
-  std::uint64_t elements = 0;
-  float* weights = nullptr;          ///< fp32: the master weights, or the parameters themselves
-  bf16* parameters = nullptr;        ///< the weights rounded, or null where there are no such
-  const float* gradients = nullptr;  ///< reduced, before clipping
+  std::span<const ElementRange> ranges;
+  const ElementRange* resident = nullptr;  ///< the same in the backend's memory
+  float* weights = nullptr;                ///< fp32: the master, or the parameters themselves
+  bf16* parameters = nullptr;              ///< the weights rounded, or null where there are no such
+  const float* gradients = nullptr;        ///< reduced, before clipping
   std::vector<float*> moments;
+};
+
+/// Where the optimizer finds what a step decided, and keeps its own clock and coefficients.
+struct UpdateMemory {
+  const StepScalars* scalars = nullptr;
+  const UpdateSetting* settings = nullptr;
+  std::uint64_t setting_count = 0;
+  std::byte* rule = nullptr;  ///< rule_bytes(setting_count), zero at first
 };
 
 template <Runtime B>
@@ -30,11 +44,38 @@ class UpdateRule {
   virtual ~UpdateRule() = default;
   virtual int moment_count() const = 0;
   virtual const char* moment_name(int index) const = 0;
-  /// Begins a step: the optimizer's clock moves on, once for all tensors.
-  virtual void advance() = 0;
+  virtual float weight_decay() const = 0;
+  virtual std::uint64_t rule_bytes(std::uint64_t setting_count) const = 0;
+  /// Before the first step: the optimizer's clock begins.
+  virtual void start(B& backend, typename B::Stream& stream, const UpdateMemory& memory) const = 0;
+  /// Begins a step: the clock moves on, once for all tensors, unless the step is skipped.
+  virtual void advance(B& backend, typename B::Stream& stream,
+                       const UpdateMemory& memory) const = 0;
   virtual void update(B& backend, typename B::Stream& stream, const UpdateArrays& arrays,
-                      float clip_factor, float learning_rate, const ParameterGroup& group,
-                      bool decay) const = 0;
+                      const UpdateMemory& memory) const = 0;
+};
+
+/// The optimizer's clock, moved on, and what elements see of the step, by setting.
+template <class Optimizer>
+struct AdvanceClock {
+  Optimizer optimizer;
+  const StepScalars* scalars;
+  const UpdateSetting* settings;
+  std::uint64_t setting_count;
+  typename Optimizer::Clock* clock;
+  typename Optimizer::Coefficients* coefficients;
+
+  TESSERA_HD void operator()(std::uint64_t) const {
+    if (scalars->skipped != 0) return;
+    optimizer.advance(*clock);
+    for (std::uint64_t i = 0; i != setting_count; ++i) {
+      const StrictRounding strict;
+      const StrictDouble rate = StrictDouble{static_cast<double>(scalars->learning_rate)} *
+                                StrictDouble{static_cast<double>(settings[i].learning_rate_scale)};
+      coefficients[i] =
+          optimizer.coefficients(*clock, detail::pin(rate.to_float()), settings[i].weight_decay);
+    }
+  }
 };
 
 /// w, g, moments... -> the optimizer's rule on the clipped gradient.
@@ -42,8 +83,9 @@ template <class Optimizer>
 struct UpdateInPlace {
   typename Optimizer::Coefficients coefficients;
   float clip_factor;
+  TESSERA_EXEC_CHECK_DISABLE
   template <class R, class... Moments>
-  void operator()(R& weight, const R& gradient, Moments&... moments) const {
+  TESSERA_HD void operator()(R& weight, const R& gradient, Moments&... moments) const {
     Optimizer::apply(coefficients, weight, gradient * R::splat(clip_factor), moments...);
   }
 };
@@ -53,10 +95,23 @@ template <class Optimizer>
 struct UpdateAndRound {
   typename Optimizer::Coefficients coefficients;
   float clip_factor;
+  TESSERA_EXEC_CHECK_DISABLE
   template <class R, class... Moments>
-  void operator()(R& rounded, R& weight, const R& gradient, Moments&... moments) const {
+  TESSERA_HD void operator()(R& rounded, R& weight, const R& gradient, Moments&... moments) const {
     Optimizer::apply(coefficients, weight, gradient * R::splat(clip_factor), moments...);
     rounded = weight;
+  }
+};
+
+/// Either of them, with its constants still in the backend's memory.
+template <class Optimizer, template <class> class Update>
+struct DecidedUpdate {
+  const StepScalars* scalars;
+  const typename Optimizer::Coefficients* coefficients;
+
+  TESSERA_HD bool enabled() const { return scalars->skipped == 0; }
+  TESSERA_HD Update<Optimizer> prepare(std::uint32_t setting) const {
+    return {coefficients[setting], scalars->clip_factor};
   }
 };
 
@@ -71,34 +126,53 @@ class ElementwiseRule final : public UpdateRule<B> {
   const char* moment_name(int index) const override {
     return Optimizer::state_names[static_cast<std::size_t>(index)];
   }
-  void advance() override { optimizer_.advance(clock_); }
-  void update(B& backend, typename B::Stream& stream, const UpdateArrays& arrays, float clip_factor,
-              float learning_rate, const ParameterGroup& group, bool decay) const override {
-    const float own_decay = group.weight_decay >= 0 ? group.weight_decay : optimizer_.weight_decay;
-    const auto coefficients = optimizer_.coefficients(
-        clock_, learning_rate * group.learning_rate_scale, decay ? own_decay : 0.0f);
-    update(backend, stream, arrays, clip_factor, coefficients,
+  float weight_decay() const override { return optimizer_.weight_decay; }
+  std::uint64_t rule_bytes(std::uint64_t setting_count) const override {
+    return kCoefficients + setting_count * sizeof(Coefficients);
+  }
+  void start(B& backend, typename B::Stream& stream, const UpdateMemory& memory) const override {
+    const Clock clock;
+    backend.write(stream, memory.rule, &clock, sizeof clock);
+  }
+  void advance(B& backend, typename B::Stream& stream, const UpdateMemory& memory) const override {
+    backend.for_each(
+        stream, 1,
+        AdvanceClock<Optimizer>{optimizer_, memory.scalars, memory.settings, memory.setting_count,
+                                reinterpret_cast<Clock*>(memory.rule), coefficients(memory)});
+  }
+  void update(B& backend, typename B::Stream& stream, const UpdateArrays& arrays,
+              const UpdateMemory& memory) const override {
+    update(backend, stream, arrays, memory,
            std::make_index_sequence<std::size_t{Optimizer::state_count}>{});
   }
 
  private:
+  using Clock = typename Optimizer::Clock;
+  using Coefficients = typename Optimizer::Coefficients;
+  static constexpr std::uint64_t kCoefficients = layout::round_up(sizeof(Clock), 64);
+
+  static Coefficients* coefficients(const UpdateMemory& memory) {
+    return reinterpret_cast<Coefficients*>(memory.rule + kCoefficients);
+  }
+
   template <std::size_t... I>
-  void update(B& backend, typename B::Stream& stream, const UpdateArrays& a, float clip_factor,
-              const typename Optimizer::Coefficients& coefficients,
-              std::index_sequence<I...>) const {
+  void update(B& backend, typename B::Stream& stream, const UpdateArrays& a,
+              const UpdateMemory& memory, std::index_sequence<I...>) const {
     if (a.parameters == nullptr) {
-      backend.transform(stream, a.elements, UpdateInPlace<Optimizer>{coefficients, clip_factor},
-                        InOut<float>{a.weights}, In<float>{a.gradients},
-                        InOut<float>{a.moments[I]}...);
+      backend.transform_ranges(
+          stream, a.ranges, a.resident,
+          DecidedUpdate<Optimizer, UpdateInPlace>{memory.scalars, coefficients(memory)},
+          InOut<float>{a.weights}, In<float>{a.gradients}, InOut<float>{a.moments[I]}...);
     } else {
-      backend.transform(stream, a.elements, UpdateAndRound<Optimizer>{coefficients, clip_factor},
-                        Out<bf16>{a.parameters}, InOut<float>{a.weights}, In<float>{a.gradients},
-                        InOut<float>{a.moments[I]}...);
+      backend.transform_ranges(
+          stream, a.ranges, a.resident,
+          DecidedUpdate<Optimizer, UpdateAndRound>{memory.scalars, coefficients(memory)},
+          Out<bf16>{a.parameters}, InOut<float>{a.weights}, In<float>{a.gradients},
+          InOut<float>{a.moments[I]}...);
     }
   }
 
   Optimizer optimizer_;
-  typename Optimizer::Clock clock_;
 };
 
 }  // namespace tessera::engine

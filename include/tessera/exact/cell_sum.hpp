@@ -12,7 +12,7 @@ namespace tessera {
 inline constexpr std::uint64_t kCell = 64;
 
 /// The cells that hold `elements` elements; the last one may be partial.
-constexpr std::uint64_t cells_of(std::uint64_t elements) noexcept {
+TESSERA_HD constexpr std::uint64_t cells_of(std::uint64_t elements) noexcept {
   return elements / kCell + (elements % kCell != 0 ? 1 : 0);
 }
 

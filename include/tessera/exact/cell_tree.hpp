@@ -20,8 +20,8 @@ struct TreeNode {
   std::uint64_t first_cell = 0;
   std::uint32_t level = 0;
 
-  constexpr std::uint64_t cells() const noexcept { return std::uint64_t{1} << level; }
-  constexpr std::uint64_t end_cell() const noexcept { return first_cell + cells(); }
+  TESSERA_HD constexpr std::uint64_t cells() const noexcept { return std::uint64_t{1} << level; }
+  TESSERA_HD constexpr std::uint64_t end_cell() const noexcept { return first_cell + cells(); }
   friend constexpr bool operator==(const TreeNode&, const TreeNode&) = default;
 };
 
@@ -31,13 +31,31 @@ struct NodeValue {
   double value = 0;
 };
 
+namespace detail {
+
+/// The largest l with 2^l <= x; x is not 0.
+TESSERA_HD constexpr std::uint32_t floor_log2(std::uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<std::uint32_t>(63 - __clzll(static_cast<long long>(x)));
+#else
+  return static_cast<std::uint32_t>(63 - __builtin_clzll(x));
+#endif
+}
+/// The largest l with 2^l dividing x; x is not 0.
+TESSERA_HD constexpr std::uint32_t trailing_zeros(std::uint64_t x) {
+  return floor_log2(x & (~x + 1));
+}
+
+}  // namespace detail
+
 /// Calls `fn(TreeNode)` for the largest complete subtrees that make up the cells [a, b), ascending:
 /// at most two per level.
+TESSERA_EXEC_CHECK_DISABLE
 template <class Fn>
-constexpr void for_each_node(std::uint64_t a, std::uint64_t b, Fn&& fn) {
+TESSERA_HD constexpr void for_each_node(std::uint64_t a, std::uint64_t b, Fn&& fn) {
   while (a < b) {
-    const auto fits = static_cast<std::uint32_t>(63 - __builtin_clzll(b - a));
-    const auto aligned = a == 0 ? 63u : static_cast<std::uint32_t>(__builtin_ctzll(a));
+    const std::uint32_t fits = detail::floor_log2(b - a);
+    const std::uint32_t aligned = a == 0 ? 63u : detail::trailing_zeros(a);
     const TreeNode node{a, fits < aligned ? fits : aligned};
     fn(node);
     a = node.end_cell();
@@ -45,7 +63,7 @@ constexpr void for_each_node(std::uint64_t a, std::uint64_t b, Fn&& fn) {
 }
 
 /// How many nodes `for_each_node(a, b)` visits.
-constexpr int node_count(std::uint64_t a, std::uint64_t b) {
+TESSERA_HD constexpr int node_count(std::uint64_t a, std::uint64_t b) {
   int count = 0;
   for_each_node(a, b, [&count](const TreeNode&) { ++count; });
   return count;
@@ -55,7 +73,7 @@ namespace detail {
 
 /// What two neighbours fold to, left one first. NaN and infinity win in every kind. The host is in
 /// StrictRounding, its caller's.
-inline double fold_pair(NormKind kind, double left, double right) noexcept {
+TESSERA_HD inline double fold_pair(NormKind kind, double left, double right) noexcept {
   if (kind != NormKind::inf) return (StrictDouble{left} + StrictDouble{right}).x;
   // Magnitudes, so that the bits are ordered as the values are, with NaN above infinity.
   const std::uint64_t a = bits_of(left) & 0x7fffffffffffffffu;
@@ -67,9 +85,9 @@ inline double fold_pair(NormKind kind, double left, double right) noexcept {
 /// a node are there.
 class NodeStack {
  public:
-  explicit NodeStack(NormKind kind) : kind_(kind) {}
+  TESSERA_HD explicit NodeStack(NormKind kind) : kind_(kind) {}
 
-  void push(NodeValue next) {
+  TESSERA_HD void push(NodeValue next) {
     while (size_ != 0 && are_siblings(nodes_[size_ - 1].node, next.node)) {
       const NodeValue& left = nodes_[--size_];
       next = {{left.node.first_cell, left.node.level + 1},
@@ -80,7 +98,7 @@ class NodeStack {
 
   /// The value of the whole tree over what was pushed: a node without a right sibling is its own
   /// parent's value, so the rightmost ones rise until they meet a left sibling.
-  double fold_all() {
+  TESSERA_HD double fold_all() {
     if (size_ == 0) return 0;
     double value = nodes_[--size_].value;
     while (size_ != 0) value = fold_pair(kind_, nodes_[--size_].value, value);
@@ -88,7 +106,7 @@ class NodeStack {
   }
 
  private:
-  static bool are_siblings(const TreeNode& left, const TreeNode& right) {
+  static TESSERA_HD bool are_siblings(const TreeNode& left, const TreeNode& right) {
     return left.level == right.level && (left.first_cell >> left.level) % 2 == 0;
   }
 

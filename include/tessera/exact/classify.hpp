@@ -28,6 +28,10 @@ TESSERA_HD constexpr bool is_finite(float value) noexcept {
   return (bits_of(value) & 0x7fffffffu) < 0x7f800000u;
 }
 
+TESSERA_HD constexpr bool is_finite(double value) noexcept {
+  return (bits_of(value) & 0x7fffffffffffffffu) < 0x7ff0000000000000u;
+}
+
 /// Finite and not below zero; -0 is not below zero.
 TESSERA_HD constexpr bool is_non_negative(float value) noexcept {
   return is_finite(value) && (bits_of(value) <= 0x7fffffffu || bits_of(value) == 0x80000000u);

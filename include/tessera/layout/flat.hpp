@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "tessera/exact/config.hpp"
 #include "tessera/tensor/dtype.hpp"
 
 namespace tessera::layout {
@@ -14,7 +15,7 @@ namespace tessera::layout {
 /// keeps 16-byte accesses aligned for every element type.
 inline constexpr std::uint64_t kGranule = 64;
 
-constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t multiple) {
+TESSERA_HD constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
@@ -35,8 +36,8 @@ struct TensorPlacement {
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  constexpr std::uint64_t size() const { return end - begin; }
-  constexpr bool empty() const { return begin == end; }
+  TESSERA_HD constexpr std::uint64_t size() const { return end - begin; }
+  TESSERA_HD constexpr bool empty() const { return begin == end; }
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 
@@ -125,17 +126,22 @@ constexpr UnitLayout lay_out(std::span<const TensorExtent> tensors, int world,
   return unit;
 }
 
-/// The elements of a tensor (counted from its own first one) that lie in `rank`'s piece. Begins at
-/// a multiple of kGranule; empty where the rank holds nothing of it.
-constexpr Range owned(const GroupLayout& group, const TensorPlacement& placement,
-                      std::uint64_t elements, int rank) {
-  const std::uint64_t piece_begin = group.piece_elements * static_cast<std::uint64_t>(rank);
-  const std::uint64_t piece_end = piece_begin + group.piece_elements;
-  const std::uint64_t begin = placement.offset > piece_begin ? placement.offset : piece_begin;
-  const std::uint64_t tensor_end = placement.offset + elements;
+/// The elements of a tensor (counted from its own first one) that lie in `rank`'s piece, of a
+/// tensor of `elements` that begins at `offset` of a flat parameter cut into pieces of
+/// `piece_elements`. Begins at a multiple of kGranule; empty where the rank holds nothing of it.
+TESSERA_HD constexpr Range owned(std::uint64_t piece_elements, std::uint64_t offset,
+                                 std::uint64_t elements, int rank) {
+  const std::uint64_t piece_begin = piece_elements * static_cast<std::uint64_t>(rank);
+  const std::uint64_t piece_end = piece_begin + piece_elements;
+  const std::uint64_t begin = offset > piece_begin ? offset : piece_begin;
+  const std::uint64_t tensor_end = offset + elements;
   const std::uint64_t end = tensor_end < piece_end ? tensor_end : piece_end;
   if (begin >= end) return {};
-  return {begin - placement.offset, end - placement.offset};
+  return {begin - offset, end - offset};
+}
+constexpr Range owned(const GroupLayout& group, const TensorPlacement& placement,
+                      std::uint64_t elements, int rank) {
+  return owned(group.piece_elements, placement.offset, elements, rank);
 }
 
 }  // namespace tessera::layout

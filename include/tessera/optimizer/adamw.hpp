@@ -30,7 +30,7 @@ struct AdamW {
     double beta2_power = 1;
   };
 
-  void advance(Clock& clock) const {
+  TESSERA_HD void advance(Clock& clock) const {
     const StrictRounding guard;
     clock.beta1_power = detail::pin((detail::strict(clock.beta1_power) * detail::strict(beta1)).x);
     clock.beta2_power = detail::pin((detail::strict(clock.beta2_power) * detail::strict(beta2)).x);
@@ -49,7 +49,7 @@ struct AdamW {
 
   /// Computed in double, each rounded once to fp32. Needs a clock that was advanced: 1 - beta^0 is
   /// 0.
-  Coefficients coefficients(const Clock& clock, float rate, float decay_rate) const {
+  TESSERA_HD Coefficients coefficients(const Clock& clock, float rate, float decay_rate) const {
     const StrictRounding guard;
     const StrictDouble one = detail::strict(1.0);
     const StrictDouble lr = detail::strict(rate);

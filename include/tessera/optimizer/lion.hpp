@@ -23,7 +23,7 @@ struct Lion {
   static constexpr std::array<const char*, 1> state_names{"exp_avg"};
 
   struct Clock {};
-  void advance(Clock&) const {}
+  TESSERA_HD void advance(Clock&) const {}
 
   struct Coefficients {
     float beta1;
@@ -35,7 +35,7 @@ struct Lion {
   };
 
   /// Computed in double, each rounded once to fp32.
-  Coefficients coefficients(const Clock&, float rate, float decay_rate) const {
+  TESSERA_HD Coefficients coefficients(const Clock&, float rate, float decay_rate) const {
     const StrictRounding guard;
     const StrictDouble one = detail::strict(1.0);
     return {.beta1 = beta1,

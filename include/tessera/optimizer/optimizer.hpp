@@ -3,6 +3,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "tessera/exact/classify.hpp"
@@ -15,10 +16,12 @@ namespace tessera {
 namespace detail {
 
 /// A host double or float that enters strict arithmetic under StrictRounding.
-inline StrictDouble strict(double value) noexcept { return {pin(value)}; }
-inline StrictDouble strict(float value) noexcept { return {static_cast<double>(pin(value))}; }
+TESSERA_HD inline StrictDouble strict(double value) noexcept { return {pin(value)}; }
+TESSERA_HD inline StrictDouble strict(float value) noexcept {
+  return {static_cast<double>(pin(value))};
+}
 /// The result of strict arithmetic, rounded to fp32 before the StrictRounding ends.
-inline float rounded(StrictDouble value) noexcept { return pin(value.to_float()); }
+TESSERA_HD inline float rounded(StrictDouble value) noexcept { return pin(value.to_float()); }
 
 inline namespace TESSERA_ISA {
 
@@ -42,22 +45,26 @@ struct AppliesTo<O, std::index_sequence<I...>> : std::true_type {};
 ///       float weight_decay = 0;
 ///       static constexpr int state_count = 1;               // arrays of state, at first all 0
 ///       static constexpr std::array<const char*, 1> state_names{"momentum"};
-///       struct Clock {};                                    // advanced once a step, on the host
-///       void advance(Clock&) const {}
+///       struct Clock {};                                    // advanced once a step
+///       TESSERA_HD void advance(Clock&) const {}
 ///       struct Coefficients { float learning_rate; };       // what the elements see of a step
-///       Coefficients coefficients(const Clock&, float learning_rate, float weight_decay) const;
+///       TESSERA_HD Coefficients coefficients(const Clock&, float rate, float decay) const;
 ///       const char* validate() const;                       // what is wrong, or null
 ///       template <class R>                                  // R: Lanes, of any width
 ///       static TESSERA_HD void apply(const Coefficients&, R& weight, const R& gradient, R& state);
 ///     };
 ///
-/// `advance` comes before `coefficients` in every step. Learning rate and weight decay are passed
-/// to `coefficients`, since schedules and parameter groups change them. `apply` takes one `R&` per
-/// state; constants enter it by `R::splat`. Put TESSERA_EXEC_CHECK_DISABLE before its `template` if
-/// CUDA compiles it.
+/// `advance` comes before `coefficients` in every step that is not skipped. Both run where the
+/// training state is (on the device under CUDA, so that a step needs no answer from it): the types
+/// are trivially copyable, and arithmetic that must not depend on flags is StrictDouble's. Learning
+/// rate and weight decay are passed to `coefficients`, since schedules and parameter groups change
+/// them. `apply` takes one `R&` per state; constants enter it by `R::splat`. Put
+/// TESSERA_EXEC_CHECK_DISABLE before its `template` if CUDA compiles it.
 template <class O>
-concept ElementwiseOptimizer = std::copyable<O> && std::default_initializable<typename O::Clock> &&
-    std::copyable<typename O::Clock> && std::copyable<typename O::Coefficients> &&
+concept ElementwiseOptimizer = std::copyable<O> && std::is_trivially_copyable_v<O> &&
+    std::default_initializable<typename O::Clock> &&
+    std::is_trivially_copyable_v<typename O::Clock> &&
+    std::is_trivially_copyable_v<typename O::Coefficients> &&
     requires(const O& optimizer, typename O::Clock& clock, float number) {
   { O::state_count } -> std::convertible_to<int>;
   requires O::state_names.size() == std::size_t{O::state_count};

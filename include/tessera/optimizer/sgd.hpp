@@ -24,7 +24,7 @@ struct Sgd {
   static constexpr std::array<const char*, 1> state_names{"momentum_buffer"};
 
   struct Clock {};
-  void advance(Clock&) const {}
+  TESSERA_HD void advance(Clock&) const {}
 
   struct Coefficients {
     float learning_rate;
@@ -33,7 +33,7 @@ struct Sgd {
     bool nesterov;
   };
 
-  Coefficients coefficients(const Clock&, float rate, float decay_rate) const {
+  TESSERA_HD Coefficients coefficients(const Clock&, float rate, float decay_rate) const {
     return {.learning_rate = rate,
             .momentum = momentum,
             .weight_decay = decay_rate,

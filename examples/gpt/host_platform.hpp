@@ -1,0 +1,56 @@
+// The trainer's platform on the host: ranks that are threads, kernels on each rank's own thread.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+#include <tessera/tessera.hpp>
+
+#include "config.hpp"
+#include "loss_sum.hpp"
+#include "transformer.hpp"
+
+namespace gpt {
+
+/// A platform names the backend and its communicator, starts ranks, and makes what computes the
+/// model and what adds up losses. Trainer and ShardedModel take one as a template argument.
+struct HostPlatform {
+  using Backend = tessera::Host;
+  using Ranks = tessera::InProcess;
+  template <class P>
+  using Transformer = gpt::Transformer<P>;
+
+  template <class Body>
+  static void run_ranks(int size, Body&& body) {
+    tessera::run_ranks(size, std::forward<Body>(body));
+  }
+
+  static tessera::Mesh<Backend> mesh(Ranks& ranks) { return tessera::Mesh<Backend>(ranks); }
+
+  template <class P>
+  static Transformer<P> transformer(const Config& config, std::size_t sequences, bool recompute) {
+    return Transformer<P>(config, sequences, recompute);
+  }
+
+  /// Sums over the ranks, on every rank, as a trainer needs them for what it prints.
+  class RankSums {
+   public:
+    explicit RankSums(Ranks& ranks)
+        : channel_(ranks.channel()), stream_(tessera::HostStream::Where::caller) {}
+
+    LossSum operator()(LossSum mine) {
+      std::vector<LossSum> all(static_cast<std::size_t>(channel_.size()));
+      const tessera::GatherSegment segment{&mine, all.data(), sizeof mine, sizeof mine};
+      channel_.all_gather(stream_, {tessera::CollectiveKind::scalars, "the loss"}, {&segment, 1});
+      LossSum sum;
+      for (const LossSum& each : all) sum += each;
+      return sum;
+    }
+
+   private:
+    Ranks channel_;
+    tessera::HostStream stream_;
+  };
+};
+
+}  // namespace gpt

@@ -1,0 +1,35 @@
+// Kernels for units that nvcc does not compile.
+#pragma once
+
+#include "tessera/cuda/delay.hpp"
+#include "tessera/cuda/elementwise.hpp"
+#include "tessera/cuda/for_each.hpp"
+#include "tessera/cuda/norm.hpp"
+#include "tessera/cuda/rank_sum.hpp"
+#include "tessera/cuda/runtime.hpp"
+#include "tessera/engine/step_functions.hpp"
+#include "tessera/engine/update_rule.hpp"
+
+/// Once in a .cu for each optimizer that g++ units give to Shard<..., Cuda, Optimizer>.
+#define TESSERA_CUDA_INSTANTIATE(Optimizer)                                         \
+  template class tessera::engine::ElementwiseRule<tessera::CudaRuntime, Optimizer>; \
+  template void tessera::detail::instantiate_cuda<Optimizer>();
+
+namespace tessera::detail {
+
+#if defined(__CUDACC__)
+/// Mentions what the engine launches whatever the optimizer, so that it is made. Never called.
+template <class>
+void instantiate_cuda() {
+  launch_delay(nullptr, std::uint64_t{0});
+  launch_norm(nullptr, NormKind::l2, nullptr, 0, 0);
+  launch_rank_sum<float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_for_each(nullptr, 0, engine::SetLearningRate{});
+  launch_for_each(nullptr, 0, engine::FoldTensor{});
+  launch_for_each(nullptr, 0, engine::DecideStep{});
+  launch_elementwise(nullptr, 0, engine::Widen{}, In<bf16>{}, Out<float>{});
+}
+#endif
+
+}  // namespace tessera::detail

@@ -1,0 +1,296 @@
+// Ranks that are processes or threads with a GPU each, over NCCL, with sums in rank order.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/cuda/error.hpp"
+#include "tessera/cuda/rank_sum.hpp"
+#include "tessera/cuda/stream.hpp"
+#include "tessera/error.hpp"
+#include "tessera/exact/bf16.hpp"
+#include "tessera/nccl/group.hpp"
+#include "tessera/nccl/launch.hpp"
+#include "tessera/nccl/open.hpp"
+#include "tessera/nccl/options.hpp"
+#include "tessera/nccl/state.hpp"
+#include "tessera/nccl/windows.hpp"
+
+namespace tessera {
+
+/// A rank's handle on an NCCL communicator. Copies share it; the last one ends it. Calls come from
+/// one thread at a time, whose current device is the group's, except abort, which may come from
+/// any. All ranks make the same calls in the same order, on all their channels together.
+///
+/// A gradient is the same to the bit as that of in-process ranks: NCCL only carries the parts, and
+/// they are added in rank order. What NCCL cannot tell: ranks that disagree on a collective. They
+/// wait for each other, or receive each other's bytes.
+///
+/// abort() reaches this rank's communicators: the group, its channels and its splits. It ends
+/// kernels that wait for a peer, and calls in progress on other threads. It does not reach
+/// - the other ranks, whose own abort or time-out ends their waits;
+/// - collectives by copy engines (NcclOptions::cta_policy ZERO), which wait by memory operations of
+///   the stream: with a peer that is dead, only the end of the process ends them;
+/// - a communicator that was adopted: it is left to its owner, and refused from then on.
+/// Nothing watches the streams: a wait for one by cudaStreamSynchronize has no time-out, one by
+/// synchronize() has. Graphs that were captured with a communicator's collectives have to be
+/// destroyed before its last handle, which waits for them.
+class Nccl {
+ public:
+  /// reduce_scatter needs as many bytes of scratch as the gradients have that it reduces.
+  static constexpr bool needs_reduce_scratch = true;
+
+  /// A group of one, without NCCL.
+  Nccl() : Nccl(detail::open_alone({})) {}
+
+  /// The group that a launcher started: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
+  /// as torchrun sets them; without WORLD_SIZE, one rank. Makes the rank's device current.
+  /// Collective.
+  static Nccl from_environment(const NcclOptions& options = {}) {
+    return Nccl(detail::open_from_environment(options));
+  }
+
+  /// The ranks that share an id, which one of them has from ncclGetUniqueId. Collective.
+  static Nccl from_unique_id(const ncclUniqueId& id, int rank, int size,
+                             const NcclOptions& options = {}) {
+    return Nccl(detail::open_group(id, rank, size, options));
+  }
+
+  /// Ranks with another way to talk: broadcast(void* data, std::size_t bytes) brings rank 0's bytes
+  /// to all, MPI_Bcast for example. Collective.
+  template <class Broadcast>
+    requires std::invocable<Broadcast&, void*, std::size_t>
+  static Nccl from_broadcast(int rank, int size, Broadcast&& broadcast,
+                             const NcclOptions& options = {}) {
+    return Nccl(detail::open_by_broadcast(rank, size, broadcast, options));
+  }
+
+  /// A communicator that is the user's and stays so: it is neither aborted nor destroyed here, and
+  /// outlives every handle.
+  static Nccl adopt(ncclComm_t comm, const NcclOptions& options = {}) {
+    return Nccl(detail::open_adopted(comm, options));
+  }
+
+  int rank() const { return state_->rank; }
+  int size() const { return state_->size; }
+  /// The rank's CUDA device, -1 where it does not matter.
+  int device() const { return state_->device; }
+
+  /// A further order of collectives over the same ranks, on a communicator of its own. Collective:
+  /// every rank makes its channels in the same order.
+  Nccl channel() { return Nccl(detail::open_child(state_, 0, rank(), "making a channel")); }
+
+  /// The ranks with the same color, 0 or more, form a new group, ordered by (key, rank).
+  /// Collective.
+  Nccl split(int color, int key = 0) {
+    return Nccl(detail::open_child(state_, color, key, "splitting the group"));
+  }
+
+  void all_gather(CudaStream& stream, CollectiveTag tag, std::span<const GatherSegment> segments) {
+    std::uint64_t bytes = 0;
+    for (const GatherSegment& segment : segments) bytes += segment.bytes;
+    require_stream(stream, tag);
+    run(stream, [&] {
+      enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
+        for (const GatherSegment& segment : segments) {
+          if (!group || !detail::is_contiguous(segment)) copy_own_piece(place, segment);
+          if (group) add_gather(*group, place, segment);
+        }
+      });
+      state_->count(tag.kind, bytes);
+    });
+  }
+
+  /// `scratch`: device memory, at least as many bytes as all ranks' parts of all segments have. One
+  /// rank needs none.
+  void reduce_scatter(CudaStream& stream, CollectiveTag tag,
+                      std::span<const ReduceSegment> segments, std::byte* scratch) {
+    std::uint64_t bytes = 0;
+    for (const ReduceSegment& segment : segments) {
+      if (segment.dtype != DType::f32 && segment.dtype != DType::bf16) {
+        state_->fail_call(tag, detail::concat("gradients are f32 or bf16, not ", segment.dtype));
+      }
+      bytes += segment.elements * size_of(segment.dtype);
+    }
+    if (bytes != 0 && scratch == nullptr && size() > 1) {
+      state_->fail_call(tag, "no scratch memory was given");
+    }
+    require_stream(stream, tag);
+    run(stream, [&] {
+      state_->has_reduced = true;
+      detail::ReduceScratch parts(scratch, rank(), size(), state_->uses_nccl());
+      enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
+        for (const ReduceSegment& segment : segments) {
+          if (group) add_exchange(*group, place, segment, parts);
+          parts.pass(segment);
+        }
+      });
+      parts.rewind();
+      for (const ReduceSegment& segment : segments) {
+        if (segment.elements != 0) {
+          segment.dtype == DType::bf16 ? sum<bf16>(stream, segment, parts)
+                                       : sum<float>(stream, segment, parts);
+        }
+        parts.pass(segment);
+      }
+      state_->count(tag.kind, bytes);
+    });
+  }
+
+  /// `bytes` at `data` of rank `root` arrive at `data` of every rank.
+  void broadcast(CudaStream& stream, CollectiveTag tag, void* data, std::uint64_t bytes, int root) {
+    if (root < 0 || root >= size()) {
+      state_->fail_call(tag, detail::concat("the root is rank ", root, ", but the group has ",
+                                            size(), " rank(s)"));
+    }
+    require_stream(stream, tag);
+    run(stream, [&] {
+      enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
+        if (!group) return;
+        group->note(ncclBroadcast(data, data, bytes, ncclUint8, root, place.comm, place.stream),
+                    "ncclBroadcast");
+      });
+      state_->count_received(tag.kind, rank() == root ? 0 : bytes);
+    });
+  }
+
+  /// Of the collectives that have been enqueued on this handle: whether they have completed, only
+  /// the stream knows. One rank by itself counts nothing, unless it is made to use NCCL.
+  CollectiveCounts counts() const {
+    const std::lock_guard lock(state_->counts_mutex);
+    return state_->counts;
+  }
+
+  /// From any thread: see the class.
+  void abort(const std::string& reason) { state_->family->abort(reason); }
+  bool aborted() const { return state_->family->aborted(); }
+
+  /// Throws after an abort: a group that was aborted is gone.
+  void reset() {
+    if (!aborted()) return;
+    throw CommunicatorError(
+        rank(), "", "reset",
+        detail::concat("an NCCL group cannot be used again after an abort (",
+                       state_->family->reason(), "): make a new one, and a new Shard on it"));
+  }
+
+  /// Throws what has failed so far, in `tag`'s name; the calls above do so first.
+  void check(CollectiveTag tag) const {
+    detail::NcclState::Lock lock(state_->mutex);
+    state_->require_usable(tag);
+    state_->check_async(tag);
+  }
+
+  /// Waits until the stream has done what it holds. Aborts and throws, in `tag`'s name, where that
+  /// takes longer than the time-out, or a communication fails.
+  void synchronize(const CudaStream& stream, CollectiveTag tag) {
+    const auto deadline = std::chrono::steady_clock::now() + state_->options.timeout;
+    for (int turn = 0;; ++turn) {
+      check(tag);
+      const cudaError_t done = cudaStreamQuery(stream.handle);
+      if (done == cudaSuccess) return;
+      if (done != cudaErrorNotReady) detail::check_cuda(done, "waiting for a stream");
+      if (std::chrono::steady_clock::now() >= deadline) {
+        const std::string problem =
+            detail::concat("the stream did not get to its end within ",
+                           state_->options.timeout.count(), " ms: another rank does not take part");
+        abort(detail::concat("rank ", rank(), ": ", problem));
+        state_->fail_call(tag, problem);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(turn < 100 ? 10 : 200));
+    }
+  }
+
+  /// Makes a symmetric window of memory that all-gathers of this channel will read and write: every
+  /// rank registers as many bytes, from ncclMemAlloc, in the same order, and segments lie at the
+  /// same offsets in them. False where there is none: transport_note says why. The memory must
+  /// outlive the channel. Collective; to be made outside of graph capture, and not on the channel
+  /// of the reductions.
+  bool register_memory(void* base, std::uint64_t bytes) {
+    return detail::register_window(*state_, base, bytes);
+  }
+  /// A sentence or two on how this channel's bytes travel, and why not otherwise.
+  std::string transport_note() const { return detail::describe_transport(*state_); }
+
+  /// NCCL's handle, which stays this object's; null for one rank without NCCL.
+  ncclComm_t native() const { return state_->comm; }
+
+ private:
+  explicit Nccl(std::shared_ptr<detail::NcclState> state) : state_(std::move(state)) {}
+
+  detail::NcclPlace place(const CudaStream& stream) const {
+    return {state_->comm, state_->rank, state_->size, stream.handle};
+  }
+
+  void require_stream(const CudaStream& stream, CollectiveTag tag) const {
+    if (state_->device < 0 || stream.device == state_->device) return;
+    state_->fail_call(tag, detail::concat("the stream is of CUDA device ", stream.device,
+                                          ", the group of device ", state_->device));
+  }
+
+  /// What a collective fails of reaches the caller on the compute stream; a side stream keeps it
+  /// for the runtime's check(), and what comes later on it is skipped.
+  template <class Body>
+  static void run(CudaStream& stream, Body&& body) {
+    if (stream.kind == StreamKind::compute) return body();
+    if (stream.failure) return;
+    try {
+      body();
+    } catch (...) {
+      stream.fail(std::current_exception());
+    }
+  }
+
+  /// Calls issue(place, group), with a null group where NCCL is not used, and sees its calls
+  /// through to where they are on the stream.
+  template <class Issue>
+  void enqueue(const CudaStream& stream, CollectiveTag tag, std::uint64_t bytes, Issue&& issue) {
+    detail::NcclState::Lock lock(state_->mutex);
+    state_->require_usable(tag);
+    if (bytes == 0) return;
+    if (!state_->uses_nccl()) {
+      issue(place(stream), nullptr);
+      return;
+    }
+    if (!state_->comm) state_->fail_call(tag, "the communicator has ended");
+    state_->check_async(tag);
+    detail::NcclPlace here = place(stream);
+    here.stream = state_->detour.enter(stream.handle);
+    detail::NcclGroup group;
+    issue(here, &group);
+    const ncclResult_t result = group.end();
+    state_->finish(lock, result, tag, group.call());
+    state_->detour.leave(stream.handle);
+  }
+
+  template <class T>
+  void sum(const CudaStream& stream, const ReduceSegment& segment,
+           const detail::ReduceScratch& parts) const {
+    std::vector<const T*> sources(static_cast<std::size_t>(size()));
+    for (int r = 0; r < size(); ++r) {
+      const bool own = r == rank() && !parts.holds_own();
+      sources[static_cast<std::size_t>(r)] =
+          own ? static_cast<const T*>(segment.full) + segment.stride * static_cast<std::uint64_t>(r)
+              : reinterpret_cast<const T*>(parts.part(segment, r));
+    }
+    detail::launch_rank_sum<T>(stream.handle, segment.elements, sources.data(), size(),
+                               segment.scale, segment.accumulate, segment.out);
+  }
+
+  std::shared_ptr<detail::NcclState> state_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+// What a launcher such as torchrun says about this process, read from the environment.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "tessera/error.hpp"
+
+namespace tessera::detail {
+
+/// This process's place among those that a launcher started.
+struct LaunchEnvironment {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;     ///< its place on its host, which chooses the device
+  std::string address;    ///< of rank 0's host; empty for one rank
+  int port = 0;           ///< the launcher's own; 0 for one rank
+  std::uint64_t job = 0;  ///< tells this run, and this restart of it, from others
+};
+
+/// A whole number in the variable's value, with nothing around it.
+inline int read_environment_number(const char* name, std::string_view value, int least, int most) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size()) {
+    fail("tessera: the environment variable ", name, " is '", value,
+         "', which is not a whole number");
+  }
+  if (number < least || number > most) {
+    fail("tessera: the environment variable ", name, " is ", number, ", but it must be ", least,
+         most == std::numeric_limits<int>::max() ? concat(" or more") : concat(" to ", most));
+  }
+  return number;
+}
+
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT through `get(name)`, which gives
+/// a string or null. Without WORLD_SIZE there is one rank.
+template <class Get>
+LaunchEnvironment read_launch_environment(Get&& get) {
+  const auto text = [&](const char* name) -> std::string_view {
+    const char* value = get(name);
+    return value ? std::string_view(value) : std::string_view();
+  };
+  const auto required = [&](const char* name, int size) {
+    const std::string_view value = text(name);
+    if (value.empty()) {
+      fail("tessera: WORLD_SIZE is ", size, ", but the environment variable ", name,
+           " is not set: start every process through a launcher that sets it, such as torchrun");
+    }
+    return value;
+  };
+  constexpr int kMost = std::numeric_limits<int>::max();
+  LaunchEnvironment found;
+  const std::string_view size = text("WORLD_SIZE"), rank = text("RANK");
+  const std::string_view local_rank = text("LOCAL_RANK");
+  if (!local_rank.empty()) {
+    found.local_rank = read_environment_number("LOCAL_RANK", local_rank, 0, kMost);
+  }
+  if (size.empty()) {
+    if (!rank.empty() && read_environment_number("RANK", rank, 0, kMost) != 0) {
+      fail("tessera: the environment variable RANK is ", rank, ", but WORLD_SIZE is not set");
+    }
+    return found;
+  }
+  found.size = read_environment_number("WORLD_SIZE", size, 1, kMost);
+  if (found.size > 1 || !rank.empty()) {
+    found.rank = read_environment_number("RANK", required("RANK", found.size), 0, kMost);
+  }
+  if (found.rank >= found.size) {
+    fail("tessera: the environment variable RANK is ", found.rank, ", but WORLD_SIZE is ",
+         found.size, ": ranks count from 0 to ", found.size - 1);
+  }
+  if (found.size == 1) return found;
+  required("LOCAL_RANK", found.size);
+  found.address = std::string(required("MASTER_ADDR", found.size));
+  found.port =
+      read_environment_number("MASTER_PORT", required("MASTER_PORT", found.size), 1, 65535);
+  found.job = 0xcbf29ce484222325;  // FNV-1a
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}) {
+    for (const char letter : text(name)) {
+      found.job = (found.job ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+    }
+    found.job *= 0x100000001b3;
+  }
+  return found;
+}
+
+inline LaunchEnvironment read_launch_environment() {
+  return read_launch_environment([](const char* name) { return std::getenv(name); });
+}
+
+/// The port where the ranks meet: the launcher's own store may be listening on MASTER_PORT.
+inline int bootstrap_port(const LaunchEnvironment& environment, int chosen) {
+  if (chosen != 0) return chosen;
+  if (environment.port >= 65535) {
+    fail("tessera: the environment variable MASTER_PORT is ", environment.port,
+         ", but the ranks meet at the port after it: set a smaller one, or "
+         "NcclOptions::bootstrap_port");
+  }
+  return environment.port + 1;
+}
+
+/// Throws unless the host has a device for this rank.
+inline void check_local_device(int local_rank, int devices) {
+  if (local_rank < devices) return;
+  fail("tessera: the environment variable LOCAL_RANK is ", local_rank, ", but this process sees ",
+       devices, devices == 1 ? " CUDA device" : " CUDA devices",
+       ": start no more ranks on a host than it has devices, or set NcclOptions::device");
+}
+
+}  // namespace tessera::detail
