@@ -61,6 +61,15 @@ function(tessera_skip what why)
   message(STATUS "tessera: skipping ${what}: ${why}")
 endfunction()
 
+# A header-only package that was not found, from .gpu/include where ./dev gpu-stage has put it.
+macro(tessera_use_staged name target folder)
+  if(NOT ${name}_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.gpu/include/${folder})
+    add_library(${target} INTERFACE IMPORTED)
+    target_include_directories(${target} SYSTEM INTERFACE ${PROJECT_SOURCE_DIR}/.gpu/include)
+    set(${name}_FOUND TRUE)
+  endif()
+endmacro()
+
 if(TESSERA_CUDA)
   include(cmake/cuda.cmake)
 endif()

@@ -172,6 +172,11 @@ void compare_scalars(bool wild) {
 }  // namespace
 
 int main() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("there is no GPU: nothing was compared\n");
+    return std::getenv("TESSERA_GPU_REQUIRED") != nullptr ? 1 : 77;
+  }
   for (const bool wild : {false, true}) {
     compare_optimizer("AdamW", tessera::AdamW{.weight_decay = 0.1f}, wild);
     compare_optimizer("Lion", tessera::Lion{.weight_decay = 0.1f}, wild);

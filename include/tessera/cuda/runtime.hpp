@@ -5,13 +5,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <span>
-#include <string>
 
 #include "tessera/backend/backend.hpp"
+#include "tessera/cuda/connections.hpp"
 #include "tessera/cuda/delay.hpp"
 #include "tessera/cuda/elementwise.hpp"
 #include "tessera/cuda/error.hpp"
@@ -53,7 +51,7 @@ class CudaRuntime {
   /// Throws Error without a usable device, or with CUDA_DEVICE_MAX_CONNECTIONS=1, under which
   /// streams wait for each other.
   explicit CudaRuntime(const CudaOptions& options = {}) : options_(options) {
-    prepare_connections();
+    detail::prepare_cuda_connections();
     if (options_.device < 0) {
       detail::check_cuda(cudaGetDevice(&options_.device), "looking for a device");
     }
@@ -240,19 +238,6 @@ class CudaRuntime {
 
  private:
   static constexpr std::int64_t kClockLasts = 1'000'000'000;
-
-  // Streams share hardware queues, of which there are eight by default: with 32, which must be said
-  // before the context exists, a rank's three streams do not wait behind each other.
-  static void prepare_connections() {
-    static std::once_flag once;
-    std::call_once(once, [] { (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); });
-    const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    if (connections != nullptr && std::string(connections) == "1") {
-      detail::fail(
-          "tessera: CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams wait for each other, so that "
-          "gathers and reductions cannot run beside compute: unset it, or set it to 32");
-    }
-  }
 
   Stream side_stream(StreamKind kind, int priority) const {
     Stream stream{nullptr, kind, options_.device, nullptr};

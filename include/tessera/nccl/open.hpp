@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/cuda/connections.hpp"
 #include "tessera/cuda/error.hpp"
 #include "tessera/error.hpp"
 #include "tessera/nccl/state.hpp"
@@ -48,6 +49,7 @@ inline ncclUniqueId make_unique_id() {
 
 /// Makes the chosen device the thread's current one; which it is.
 inline int use_device(int device) {
+  prepare_cuda_connections();
   if (device >= 0) check_cuda(cudaSetDevice(device), "choosing the CUDA device of this rank");
   check_cuda(cudaGetDevice(&device), "asking for the current CUDA device");
   return device;

@@ -22,7 +22,8 @@ struct NcclOptions {
   /// reduction without scratch is NCCL's own in place then, which moves nothing.
   bool force_at_one_rank = false;
   /// Calls on channels and splits block until NCCL has enqueued them. That saves the thread that
-  /// NCCL starts for each group of calls otherwise, and gives up the time-out inside such a call.
+  /// NCCL starts for each group of calls otherwise. It gives up the time-out inside such a call,
+  /// and an abort from another thread that meets one there frees what the call may still read.
   bool blocking_channels = false;
   /// NCCL_CTA_POLICY_DEFAULT, _EFFICIENCY or _ZERO. ZERO asks for copy engines in place of kernels,
   /// and gets them for all-gathers whose two buffers lie in symmetric windows of ranks that are
