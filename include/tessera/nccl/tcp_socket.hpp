@@ -72,7 +72,7 @@ inline long tcp_receive_some(const TcpSocket& socket, std::span<std::byte> into)
     const ssize_t got = ::recv(socket.descriptor(), into.data(), into.size(), 0);
     if (got > 0) return static_cast<long>(got);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return kTcpNothingYet;
+    if (got < 0 && errno == EAGAIN) return kTcpNothingYet;
     return kTcpClosed;
   }
 }
@@ -103,7 +103,7 @@ inline bool tcp_send(const TcpSocket& socket, std::span<const std::byte> from,
     const ssize_t sent = ::send(socket.descriptor(), from.data(), from.size(), MSG_NOSIGNAL);
     if (sent >= 0) {
       from = from.subspan(static_cast<std::size_t>(sent));
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    } else if (errno == EAGAIN) {
       if (!tcp_wait(socket, POLLOUT, deadline)) {
         why = "the other end does not take what is sent";
         return false;
