@@ -50,7 +50,10 @@ class Model {
 
   ts::StepTicket<ts::Cuda> step() {
     for (std::size_t u = 0; u < units_.size(); ++u) auto lease = shard_.forward(units_[u]);
-    for (std::size_t u = units_.size(); u-- > 0;) auto lease = shard_.backward(units_[u]);
+    for (std::size_t u = units_.size(); u-- > 0;) {
+      auto lease = shard_.backward(units_[u]);
+      for (Element*& tensor : tensors_[u]) (void)lease.gradient(tensor);  // written by nobody
+    }
     return shard_.step();
   }
   Shard& shard() { return shard_; }

@@ -208,7 +208,7 @@ TEST_CASE("P036: a backward lease that needs no weights gathers nothing and stil
       {
         auto lease = toy.model.backward(toy.unit(0), ts::gradients_only);
         const auto gradient = lease.gradient(toy.tensor(0));
-        std::fill(gradient.data, gradient.data + gradient.size, 0.5f);
+        under_test::write(gradient.data, std::vector<float>(gradient.size, 0.5f));
         toy.reference.gradients[0].assign(gradient.size, 0.5);
       }
       const ts::StepReport report = toy.step();

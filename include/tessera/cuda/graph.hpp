@@ -25,7 +25,8 @@ namespace tessera {
 /// allocate, synchronise or read from the device. Learning rate, norm, clip factor and the decision
 /// to skip a step stay on the device, so every replay takes its own. What the function computes on
 /// the host, such as which batch, is that of the capture: batches go through buffers that are
-/// filled between replays.
+/// filled between replays. A replay's report has no times of single collectives and waits, unless
+/// Options::trace asks for them: each would be a node of the graph.
 ///
 /// Collectives must be capturable: NCCL's are, those of several in-process ranks are not. The graph
 /// ends before its Shard, and the Shard before its communicator. A captured graph stays valid while
@@ -47,6 +48,7 @@ class StepGraph {
     } catch (...) {
       // Ended first: destructors on the way out may synchronise, which a capture does not survive.
       runtime.cancel_capture();
+      model.core().cancel_capture();
       throw;
     }
     cudaGraph_t recorded = runtime.end_capture();

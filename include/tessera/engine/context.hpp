@@ -161,6 +161,16 @@ struct Context {
     recorder.end(span);
   }
 
+  /// The pieces change on compute: recorded there, and waited for by gathers, once each time.
+  void note_update() {
+    backend.record(updated, compute());
+    update_waited_for = false;
+  }
+  void wait_for_update() {
+    if (!update_waited_for) backend.wait(gathering(), updated);
+    update_waited_for = true;
+  }
+
   void note_use() {
     const std::uint64_t arena = plan.total_bytes() - slot_bytes + slots.used_bytes();
     if (arena > peak_bytes) peak_bytes = arena;
@@ -176,6 +186,7 @@ struct Context {
   EventPool<B> events;
   std::vector<UnitState<B>> units;
   typename B::Event updated;  ///< on compute: the optimizer has changed the pieces
+  bool update_waited_for = false;
 
   B backend;
   Comm control;

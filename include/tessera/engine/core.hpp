@@ -150,10 +150,12 @@ class Core {
     resolve();
     settle();
     captured_ = nullptr;
+    c_.update_waited_for = false;  // the capture needs its own
+    if (!c_.options.trace) c_.recorder.pause();
   }
   /// The recording has ended; it must have held one step, in the expected order.
   CapturedStep end_capture() {
-    pending_.forget();
+    cancel_capture();
     CapturedStep captured{c_.recorder.take_ended(), {}};
     const std::shared_ptr<StepReport> report = std::exchange(captured_, nullptr);
     if (report == nullptr) {
@@ -166,6 +168,11 @@ class Core {
     }
     captured.collectives = report->collectives;
     return captured;
+  }
+  /// The recording has ended without being wanted.
+  void cancel_capture() {
+    c_.recorder.resume();
+    pending_.forget();
   }
   /// Runs it once more: `launch()` enqueues what was recorded.
   template <class Launch>
@@ -256,7 +263,7 @@ class Core {
                    "' while a lease of their unit is open");
     }
     leases_.quiesce();
-    c_.backend.record(c_.updated, c_.compute());
+    c_.note_update();
     gathering_.reshard(tensor.unit);
   }
 

@@ -57,7 +57,7 @@ class Gathering {
     }
     if (issued_.empty()) return;
     c_.note_use();
-    c_.backend.wait(c_.gathering(), c_.updated);
+    c_.wait_for_update();
     launch();
     for (std::uint32_t u : issued_) c_.backend.record(c_.units[u].gathered, c_.gathering());
     issued_.clear();

@@ -190,6 +190,7 @@ class Leases {
     const bool first_backward = phase == Phase::backward && unit.backward_leases == 0;
     if (phase == Phase::backward) ++unit.backward_leases;
     const bool needs_gradients = first_backward && c_.facts[u].trainable;
+    c_.recorder.begin_chain();
     if (needs_gradients) reducing_.make_way(u);
     if (parameters && gathering_.needed(u)) serve(u, plan);
     if (needs_gradients) {
@@ -198,15 +199,14 @@ class Leases {
       if (parameters && gathering_.needed(u)) serve(u, plan);
     }
     gather_ahead(plan);
-    if (parameters) {
-      gathering_.wait(u);
-      if (!unit.bound) bind(u);
-    }
+    if (parameters) gathering_.wait(u);
     c_.check();
     open_spans_.push_back(
         {u, phase,
          c_.recorder.begin(Span::lease, phase == Phase::forward ? "forward" : "backward",
                            c_.registry.unit(u).name, StreamKind::compute)});
+    c_.recorder.end_chain();
+    if (parameters && !unit.bound) bind(u);
   }
 
   // The unit is wanted now: by the schedule's first gather, if that is the one, else by itself.

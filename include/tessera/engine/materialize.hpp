@@ -207,7 +207,7 @@ class Materializing {
     for (const TensorRecord& tensor : c_.registry.tensors()) {
       if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
     }
-    c_.backend.record(c_.updated, c_.compute());
+    c_.note_update();
     c_.materialized = true;  // not before: an initialiser that throws leaves nothing to lease
   }
 

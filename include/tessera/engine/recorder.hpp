@@ -21,6 +21,7 @@ enum class Span : std::uint8_t { lease, wait, collective, other };
 
 template <Runtime B>
 class Recorder {
+  static constexpr std::size_t kMost = 1 << 20;
   struct Record {
     Span span = Span::other;
     std::string_view name;
@@ -28,6 +29,7 @@ class Recorder {
     StreamKind stream = StreamKind::compute;
     std::uint64_t bytes = 0;
     bool ended = false;
+    std::size_t follows = kMost;  ///< the span at whose end this one begins, if `from` is not set
     typename B::Mark from;
     typename B::Mark to;
   };
@@ -45,7 +47,8 @@ class Recorder {
   /// Opens a span on a stream; close it with end(). Names must outlive the Recorder.
   std::size_t begin(Span span, std::string_view name, std::string_view unit, StreamKind stream,
                     std::uint64_t bytes = 0) {
-    if (used_ == kMost) return kMost;  // a program that never calls step() must not grow for ever
+    if (paused_ || used_ == kMost)
+      return kMost;  // a program that never calls step() must not grow for ever
     if (used_ == records_->size()) records_->emplace_back();
     Record& record = (*records_)[used_];
     record.span = span;
@@ -54,7 +57,8 @@ class Recorder {
     record.stream = stream;
     record.bytes = bytes;
     record.ended = false;
-    backend_.mark(record.from, backend_.stream(stream));
+    record.follows = stream == StreamKind::compute ? std::exchange(last_in_chain_, kMost) : kMost;
+    if (record.follows == kMost) backend_.mark(record.from, backend_.stream(stream));
     return used_++;
   }
   void end(std::size_t record) {
@@ -62,7 +66,19 @@ class Recorder {
     Record& of = (*records_)[record];
     of.ended = true;
     backend_.mark(of.to, backend_.stream(of.stream));
+    if (chaining_ && of.stream == StreamKind::compute) last_in_chain_ = record;
   }
+  /// From here to end_chain() nothing but waits is enqueued on the compute stream: a span on it
+  /// begins where the one before ended, with one timestamp for both.
+  void begin_chain() { chaining_ = B::defers; }
+  void end_chain() {
+    chaining_ = false;
+    last_in_chain_ = kMost;
+  }
+  /// Spans are not taken: what is recorded into a graph leaves them out, since each costs a node.
+  void pause() { paused_ = true; }
+  void resume() { paused_ = false; }
+
   /// A point in time, such as a reshard.
   void instant(std::string_view name, std::string_view unit, StreamKind stream) {
     if (keep_trace_) end(begin(Span::other, name, unit, stream));
@@ -90,7 +106,9 @@ class Recorder {
     for (std::size_t i = 0; i < spans.count; ++i) {
       const Record& record = (*spans.records)[i];
       if (!record.ended) continue;
-      const Interval time{backend_.time_ns(record.from), backend_.time_ns(record.to)};
+      const typename B::Mark& from =
+          record.follows == kMost ? record.from : (*spans.records)[record.follows].to;
+      const Interval time{backend_.time_ns(from), backend_.time_ns(record.to)};
       if (record.span == Span::collective) communication += time.second - time.first;
       if (record.span == Span::lease) leases.push_back(time);
       if (record.span == Span::wait) waits.push_back(time);
@@ -114,8 +132,6 @@ class Recorder {
 
  private:
   using Interval = std::pair<std::int64_t, std::int64_t>;
-
-  static constexpr std::size_t kMost = 1 << 20;
 
   static double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
@@ -157,6 +173,9 @@ class Recorder {
   std::unique_ptr<Records> records_ = std::make_unique<Records>();
   std::size_t used_ = 0;
   Spans ended_;
+  bool paused_ = false;
+  bool chaining_ = false;
+  std::size_t last_in_chain_ = kMost;
   std::vector<TraceEvent> trace_;
 };
 

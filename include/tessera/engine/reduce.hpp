@@ -173,14 +173,31 @@ class Reducing {
     in_flight_.pop_front();
   }
 
+  // Neighbours in memory are filled at once, padding between them included.
   void zero_unwritten(std::uint32_t u) {
     const UnitRecord& record = c_.registry.unit(u);
+    std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    const auto fill = [&] {
+      if (from != nullptr) {
+        c_.backend.fill(c_.compute(), from, 0, static_cast<std::uint64_t>(to - from));
+      }
+      from = nullptr;
+    };
     for (std::size_t i = 0; i < record.tensors.size(); ++i) {
       const TensorRecord& tensor = c_.registry.tensor(record.tensors[i]);
-      if (c_.units[u].written[i] || !tensor.info.trainable || tensor.elements == 0) continue;
-      const DType dtype = c_.gradient_dtype(u, tensor.placement.group);
-      c_.backend.fill(c_.compute(), gradient(tensor), 0, tensor.elements * size_of(dtype));
+      if (!tensor.info.trainable || tensor.elements == 0) continue;
+      std::byte* const begin = gradient(tensor);
+      if (c_.units[u].written[i] || begin < to) fill();  // groups need not be in order
+      if (c_.units[u].written[i]) continue;
+      const std::uint64_t width = size_of(c_.gradient_dtype(u, tensor.placement.group));
+      if (from == nullptr || begin != to) {
+        fill();
+        from = begin;
+      }
+      to = begin + layout::round_up(tensor.elements, layout::kGranule) * width;
     }
+    fill();
   }
 
   float scale_of(std::uint32_t u) const {

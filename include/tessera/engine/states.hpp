@@ -146,7 +146,7 @@ class States {
     if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
       write_part(State::master(), tensor, values);
     }
-    c_.backend.record(c_.updated, c_.compute());
+    c_.note_update();
   }
 
   /// Writes this rank's part of the full values, in the state's own type.

@@ -157,7 +157,7 @@ class Stepping {
       for (const GroupRanges& group : c_.tables.groups[u]) update(u, group, memory);
       gathering_.reshard(u);  // the other ranks' pieces are stale
     }
-    c_.backend.record(c_.updated, c_.compute());
+    c_.note_update();
     c_.recorder.end(span);
   }
 
