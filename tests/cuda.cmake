@@ -100,7 +100,7 @@ add_test(NAME no_device COMMAND test_cuda --no-skip-without-gpu)
 set_tests_properties(no_device PROPERTIES TIMEOUT 60 LABELS "check;cuda")
 
 # Checks against other code that have a main of their own.
-file(GLOB checks CONFIGURE_DEPENDS gpt/*_check.cu)
+file(GLOB checks CONFIGURE_DEPENDS gpt/*_check.cu cuda/*_check.cu)
 foreach(source IN LISTS checks)
   cmake_path(GET source STEM name)
   add_executable(${name} ${source})
@@ -110,3 +110,11 @@ foreach(source IN LISTS checks)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout} LABELS gpu SKIP_RETURN_CODE 77)
 endforeach()
+
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(TARGET gpt_cuda AND Python3_FOUND)
+  add_test(NAME gpt_cuda_same_bits
+           COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/gpt/cuda_same_bits.py
+                   $<TARGET_FILE:gpt_cuda>)
+  set_tests_properties(gpt_cuda_same_bits PROPERTIES TIMEOUT 300 LABELS gpu SKIP_RETURN_CODE 77)
+endif()

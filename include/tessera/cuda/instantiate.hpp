@@ -7,6 +7,7 @@
 #include "tessera/cuda/norm.hpp"
 #include "tessera/cuda/rank_sum.hpp"
 #include "tessera/cuda/runtime.hpp"
+#include "tessera/cuda/self_test.hpp"
 #include "tessera/engine/step_functions.hpp"
 #include "tessera/engine/update_rule.hpp"
 
@@ -28,6 +29,9 @@ void instantiate_cuda() {
   launch_for_each(nullptr, 0, engine::SetLearningRate{});
   launch_for_each(nullptr, 0, engine::FoldTensor{});
   launch_for_each(nullptr, 0, engine::DecideStep{});
+  launch_for_each(nullptr, 0, SelfTestDoubles{});
+  launch_elementwise(nullptr, 0, SelfTestFloats{}, Out<bf16>{}, Out<float>{}, In<float>{},
+                     In<float>{});
   launch_elementwise(nullptr, 0, engine::Widen{}, In<bf16>{}, Out<float>{});
 }
 #endif

@@ -25,15 +25,51 @@ TESSERA_CUDA_LAUNCHER void launch_norm(cudaStream_t stream, Kind kind, const Nor
 
 #if defined(__CUDACC__)
 
+/// Cells of a window that are in shared memory at once.
+inline constexpr std::uint64_t kNormCells = 128;
+
+/// Cells in shared memory. The gap between two keeps the eight threads of each of four neighbours,
+/// which read at the same offset, out of each other's banks.
+struct StagedCells {
+  float x[kNormCells][kCell + 8];
+};
+
+/// Copies the cells [first, first + kNormCells) of a range's tensor to shared memory, 16 bytes a
+/// thread at a time and without waiting; what the range does not hold becomes zero.
+inline __device__ void stage_cells(StagedCells& to, const NormRange& range, std::uint64_t first) {
+  constexpr std::uint64_t kParts = kCell / 4;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0;
+  for (std::uint64_t v = threadIdx.x; v < kNormCells * kParts; v += kCudaThreads) {
+    const std::uint64_t cell = first + v / kParts;
+    float* const staged = &to.x[v / kParts][v % kParts * 4];
+    // Wraps around below the range's first cell, and is then beyond its elements.
+    const std::uint64_t offset = (cell - range.first_cell) * kCell + v % kParts * 4;
+    if (aligned && cell >= range.first_cell && offset + 4 <= range.elements) {
+      const auto address = static_cast<unsigned>(__cvta_generic_to_shared(staged));
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address),
+                   "l"(range.data + offset)
+                   : "memory");
+      continue;
+    }
+    for (std::uint64_t k = 0; k < 4; ++k) {
+      const bool held = cell >= range.first_cell && offset + k < range.elements;
+      staged[k] = held ? range.data[offset + k] : 0.0f;
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+}
+
 /// A cell's value by eight threads, each the partial sum of the elements of one residue mod 8, in
 /// sum_cell's order; valid in the first of the eight. A square is exact in double, so that one
 /// fused operation rounds as the product and the sum do.
 template <NormKind kind>
-__device__ double cell_of_eight(const float* cell, std::uint64_t count, unsigned residue) {
+__device__ double cell_of_eight(const float* cell, unsigned residue) {
   if constexpr (kind == NormKind::inf) {
     std::uint32_t largest = 0;
-    for (std::uint64_t i = residue; i < count; i += 8) {
-      const std::uint32_t magnitude = bits_of(cell[i]) & 0x7fffffffu;
+#pragma unroll
+    for (std::uint64_t i = 0; i < kCell; i += 8) {
+      const std::uint32_t magnitude = bits_of(cell[i + residue]) & 0x7fffffffu;
       largest = magnitude > largest ? magnitude : largest;
     }
 #pragma unroll
@@ -47,8 +83,7 @@ __device__ double cell_of_eight(const float* cell, std::uint64_t count, unsigned
     double partial = 0;
 #pragma unroll
     for (std::uint64_t i = 0; i < kCell; i += 8) {
-      const float x = i + residue < count ? cell[i + residue] : 0.0f;
-      double wide = DoubleLanes<1>::load(&x).x;
+      double wide = DoubleLanes<1>::load(cell + i + residue).x;
       if constexpr (kind == NormKind::l2) {
         asm("fma.rn.f64 %0, %1, %1, %0;" : "+d"(partial) : "d"(wide));
       } else {
@@ -81,6 +116,7 @@ template <NormKind kind>
 __global__ void __launch_bounds__(kCudaThreads)
     norm_windows_kernel(const NormRange* ranges, std::uint32_t count) {
   __shared__ double values[kNormWindow];
+  __shared__ __align__(16) StagedCells cells;
   std::uint32_t low = 0;
   for (std::uint32_t high = count; high - low > 1;) {
     const std::uint32_t middle = (low + high) / 2;
@@ -94,16 +130,14 @@ __global__ void __launch_bounds__(kCudaThreads)
   const std::uint64_t begin = window > first ? window : first;
   const std::uint64_t end = window + kNormWindow < last ? window + kNormWindow : last;
   const unsigned residue = threadIdx.x % 8;
-  for (std::uint64_t at = 0; at < kNormWindow; at += kCudaThreads / 8) {
-    const std::uint64_t cell = window + at + threadIdx.x / 8;
-    const bool held = begin <= cell && cell < end;
-    const std::uint64_t offset = held ? (cell - first) * kCell : 0;
-    std::uint64_t elements = held ? range.elements - offset : 0;
-    if (elements > kCell) elements = kCell;
-    const double value = cell_of_eight<kind>(range.data + offset, elements, residue);
-    if (residue == 0) values[cell - window] = value;
+  for (std::uint64_t staged = 0; staged < kNormWindow; staged += kNormCells) {
+    stage_cells(cells, range, window + staged);
+    for (std::uint64_t at = threadIdx.x / 8; at < kNormCells; at += kCudaThreads / 8) {
+      const double value = cell_of_eight<kind>(cells.x[at], residue);
+      if (residue == 0) values[staged + at] = value;
+    }
+    __syncthreads();
   }
-  __syncthreads();
   if (end - begin == kNormWindow) {
     for (unsigned distance = 1; distance < kNormWindow; distance *= 2) {
       const unsigned i = threadIdx.x * 2 * distance;

@@ -15,6 +15,7 @@
 #include "tessera/cuda/error.hpp"
 #include "tessera/cuda/for_each.hpp"
 #include "tessera/cuda/norm.hpp"
+#include "tessera/cuda/self_test.hpp"
 #include "tessera/cuda/stream.hpp"
 
 namespace tessera {
@@ -48,8 +49,8 @@ class CudaRuntime {
   static constexpr bool defers = true;
   static constexpr std::uint64_t norm_window = detail::kNormWindow;
 
-  /// Throws Error without a usable device, or with CUDA_DEVICE_MAX_CONNECTIONS=1, under which
-  /// streams wait for each other.
+  /// Throws Error without a usable device, with CUDA_DEVICE_MAX_CONNECTIONS=1, under which streams
+  /// wait for each other, and on a device that does not compute the host's bits.
   explicit CudaRuntime(const CudaOptions& options = {}) : options_(options) {
     detail::prepare_cuda_connections();
     if (options_.device < 0) {
@@ -64,6 +65,7 @@ class CudaRuntime {
     gather_ = side_stream(StreamKind::gather, greatest);
     reduce_ = side_stream(StreamKind::reduce, greatest);
     random_ = options.jitter_seed * 2 + 1;
+    detail::check_cuda_bits(options_.device, gather_.handle);
     set_clock();
   }
   ~CudaRuntime() {
