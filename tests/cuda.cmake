@@ -74,11 +74,19 @@ set_tests_properties(test_property_cuda PROPERTIES ENVIRONMENT
                                                    "TESSERA_PROPERTY_CASES=1000;TESSERA_PROPERTY_SHRINK=20")
 
 if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
-  file(GLOB nccl_tests CONFIGURE_DEPENDS nccl/*.cu)
+  file(GLOB nccl_tests CONFIGURE_DEPENDS nccl/*_test.cu)
   if(nccl_tests)
     tessera_gpu_test(test_nccl ${nccl_tests})
     target_include_directories(test_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
     target_link_libraries(test_nccl PRIVATE ${NCCL_LIBRARY})
+    add_executable(launch_check nccl/launch_check.cu)
+    target_include_directories(launch_check SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
+    target_link_libraries(launch_check PRIVATE tessera_development CUDA::cudart_static
+                                               ${NCCL_LIBRARY})
+    add_test(NAME launch_check COMMAND launch_check)
+    set_tests_properties(
+      launch_check PROPERTIES TIMEOUT ${test_timeout} LABELS gpu SKIP_RETURN_CODE 77 ENVIRONMENT
+                              "NCCL_NVLS_ENABLE=0")
   endif()
 else()
   tessera_skip("tests/nccl" "NCCL was not found")

@@ -187,7 +187,7 @@ class CudaInProcess {
   }
   static void copy(CudaStream& stream, void* to, const void* from, std::uint64_t bytes) {
     if (bytes == 0 || to == from) return;
-    detail::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream.handle),
+    detail::check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.handle),
                        "copying from another rank");
   }
 

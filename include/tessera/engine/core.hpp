@@ -49,8 +49,11 @@ class Core {
   ~Core() {
     // Left by an exception: the other ranks must not wait for this one.
     if (std::uncaught_exceptions() > exceptions_) abort("its Shard was left by an exception");
-    c_.backend.synchronize(c_.gathering());
-    c_.backend.synchronize(c_.reducing());
+    try {
+      c_.backend.synchronize(c_.gathering());
+      c_.backend.synchronize(c_.reducing());
+    } catch (...) {  // a device that is lost: who used it has been told, or will be
+    }
     // The tensors are left alone: outside leases they point at null already, and a trainer may
     // well have destroyed them first.
     if (c_.memory != nullptr) c_.backend.release(c_.memory, c_.map.total);

@@ -65,8 +65,11 @@ class Materializing {
         c_.units[u].gradients = c_.memory + c_.map.units[u].gradients;
       }
     }
-    // Parameters (padding included), moments and sums begin at zero; buffers are written first.
-    if (c_.map.total > 0) {
+    // Parameters (padding included), moments and sums begin at zero. Buffers are written before
+    // they are read, but for the padding in them, which is read for nothing.
+    if (c_.map.total > 0 && !c_.backend.poisons()) {
+      c_.backend.fill(c_.compute(), c_.memory, 0, c_.map.total);
+    } else if (c_.map.total > 0) {
       const std::uint64_t states = c_.units.empty() ? 0 : first_buffer();
       c_.backend.fill(c_.compute(), c_.memory, 0, states);
       c_.backend.fill(c_.compute(), c_.memory + c_.map.step, 0, c_.map.total - c_.map.step);
@@ -163,7 +166,7 @@ class Materializing {
     const std::uint64_t width = size_of(tensor.info.dtype);
     const auto* from = static_cast<const std::byte*>(tensor.handle.data());
     if (c_.rank() == root) require_memory(tensor, from);
-    const std::uint64_t most = kStagingBytes / width;
+    const std::uint64_t most = kStagingBytes / width;  // elements that pass at once
     for (std::uint64_t begin = 0;; begin += most) {
       const layout::Range part{begin, std::min(begin + most, tensor.elements)};
       const std::uint64_t bytes = part.size() * width;

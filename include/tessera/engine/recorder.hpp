@@ -70,7 +70,10 @@ class Recorder {
   }
   /// From here to end_chain() nothing but waits is enqueued on the compute stream: a span on it
   /// begins where the one before ended, with one timestamp for both.
-  void begin_chain() { chaining_ = B::defers; }
+  void begin_chain() {
+    chaining_ = B::defers;
+    last_in_chain_ = kMost;
+  }
   void end_chain() {
     chaining_ = false;
     last_in_chain_ = kMost;
@@ -87,6 +90,7 @@ class Recorder {
   /// The step has ended: its spans wait to be resolved, those of the next are recorded. The ones
   /// of the step before must have been resolved.
   void end_step() {
+    end_chain();
     std::swap(records_, ended_.records);
     ended_.count = std::exchange(used_, 0);
   }
@@ -127,7 +131,10 @@ class Recorder {
   /// Everything resolved so far; empty unless the trace is kept.
   const std::vector<TraceEvent>& trace() const { return trace_; }
   /// Forgets the spans after the first `count`: those of a failed step, or of an evaluation.
-  void truncate(std::size_t count) { used_ = std::min(used_, count); }
+  void truncate(std::size_t count) {
+    end_chain();  // it may have been left by an exception
+    used_ = std::min(used_, count);
+  }
   std::size_t count() const { return used_; }
 
  private:

@@ -100,7 +100,10 @@ class Reducing {
       if (c_.backend.poisons()) {
         c_.backend.fill(c_.reducing(), unit.gradients, 0xFF, c_.facts[u].gradient_bytes);
       }
-      c_.backend.record(unit.reduction, c_.reducing());
+      const bool waited_for = c_.options.schedule == Schedule::sequential;
+      if (unit.gradient_slot == kNoSlot || waited_for) {
+        c_.backend.record(unit.reduction, c_.reducing());
+      }
       if (unit.gradient_slot != kNoSlot) {
         c_.slots.finish_use(unit.gradient_slot, c_.reducing());
         flight.slots.push_back(unit.gradient_slot);
