@@ -65,7 +65,6 @@ tessera_gpu_test(
   test_engine_cuda
   engine/counts_test.cpp
   engine/faults_test.cpp
-  engine/plan_test.cpp
   engine/prefetch_order_test.cpp
   engine/schedule_test.cpp)
 set_target_properties(test_engine_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 2)

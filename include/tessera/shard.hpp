@@ -296,6 +296,16 @@ class Shard {
     return digest.value();
   }
 
+  /// How gathers and reductions travel between ranks, and why not otherwise: a sentence or two, or
+  /// nothing where there is nothing to say.
+  std::string transport() const {
+    if constexpr (DescribesTransport<typename Backend::Communicator>) {
+      return core_.context().gather_comm.transport_note();
+    } else {
+      return {};
+    }
+  }
+
   /// For the library's own parts that work on a whole Shard, such as CUDA graphs.
   Core& core() { return core_; }
 

@@ -27,6 +27,9 @@ class OnDevice {
     ts::detail::check_cuda(
         cudaMemcpy(data(), host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
         "a test's copy");
+    // A small copy from pageable memory returns before it has arrived, and streams of the runtime
+    // do not wait for the default stream.
+    ts::detail::check_cuda(cudaDeviceSynchronize(), "a test's copy");
   }
   ~OnDevice() { (void)cudaFree(memory_); }
   OnDevice(const OnDevice&) = delete;

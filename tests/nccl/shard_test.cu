@@ -2,6 +2,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
@@ -91,6 +92,17 @@ void check_one_rank() {
   const Nccl ranks = Nccl::from_unique_id(ts::detail::make_unique_id(), 0, 1, forced);
   const Digests wanted = in_process<Strategy>(1, options);
   CHECK(train<Strategy>(ts::Mesh<ts::CudaNccl>(ranks), options) == wanted);
+  {  // the plan in a window, where NCCL makes one
+    NcclOptions windows = forced;
+    windows.symmetric_windows = true;
+    windows.cta_policy = NCCL_CTA_POLICY_ZERO;
+    const Nccl group = Nccl::from_unique_id(ts::detail::make_unique_id(), 0, 1, windows);
+    Net<Strategy, ts::CudaNccl> net(ts::Mesh<ts::CudaNccl>(group), options);
+    for (int i = 0; i < 5; ++i) CHECK(!net.step().get().skipped);
+    CHECK(net.digests() == wanted);
+    std::printf("transport: %s\n", net.model.transport().c_str());
+    CHECK(net.model.transport().find("CTA policy ZERO") != std::string::npos);
+  }
   Net<Strategy, ts::CudaNccl> net(ts::Mesh<ts::CudaNccl>(ranks), options);
   for (int i = 0; i < 2; ++i) (void)net.step().get();
   {
@@ -101,7 +113,7 @@ void check_one_rank() {
 }
 
 template <class Strategy>
-void check_ranks(int world, const ts::Options& options) {
+void check_ranks(int world, const ts::Options& options, bool windows = false) {
   const Digests wanted = in_process<Strategy>(world, options);
   const ncclUniqueId id = ts::detail::make_unique_id();
   std::vector<Digests> got(static_cast<std::size_t>(world));
@@ -114,6 +126,8 @@ void check_ranks(int world, const ts::Options& options) {
         must(cudaSetDevice(r), "cudaSetDevice");
         NcclOptions nccl;
         nccl.timeout = 60s;
+        nccl.symmetric_windows = windows;
+        if (windows) nccl.cta_policy = NCCL_CTA_POLICY_ZERO;
         const Nccl ranks = Nccl::from_unique_id(id, r, world, nccl);
         got[i] = train<Strategy>(ts::Mesh<ts::CudaNccl>(ranks), options);
       } catch (const std::exception& error) {
@@ -147,5 +161,6 @@ TEST_CASE("a rank a device: the bits of in-process ranks, by strategy, bucket an
     check_ranks<ts::Zero2>(world, options);
     check_ranks<ts::Zero1>(world, options);
     check_ranks<ts::Replicate>(world, options);
+    check_ranks<ts::Zero3<>>(world, options, true);
   }
 }

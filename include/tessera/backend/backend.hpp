@@ -57,6 +57,7 @@ struct Cost {
 /// - `for_each(stream, n, f)` calls f(0) ... f(n - 1) in any order;
 /// - `norm_nodes` folds each range into the nodes of its tree;
 /// - ahead_of_collective(stream) is called before each collective: the place of known delays;
+/// - begin_annotation and end_annotation name what the caller is doing, for a profiler;
 /// - capturing() tells that work is being recorded, not done: see cuda/graph.hpp;
 /// - check() throws what a stream's work threw; from then on streams skip work until reset().
 /// Where `defers` is true the caller runs ahead of the compute stream, and a step's report is read
@@ -95,6 +96,8 @@ concept Runtime = std::constructible_from<B, const typename B::Options&> &&
   b.compute(Cost{});
   { b.poisons() } -> std::same_as<bool>;
   { b.capturing() } -> std::same_as<bool>;
+  { b.begin_annotation("", std::uint32_t{}) } -> std::same_as<std::uint64_t>;
+  b.end_annotation(std::uint64_t{});
   b.check();
   b.reset();
 };

@@ -163,6 +163,8 @@ class HostRuntime {
   void compute(const Cost&) {}
   bool poisons() const { return options_.poison; }
   bool capturing() const { return false; }
+  std::uint64_t begin_annotation(const char*, std::uint32_t) { return 0; }
+  void end_annotation(std::uint64_t) {}
   const HostOptions& options() const { return options_; }
 
   void check() {

@@ -107,6 +107,8 @@ class SimRuntime {
 
   bool poisons() const { return false; }
   bool capturing() const { return false; }
+  std::uint64_t begin_annotation(const char*, std::uint32_t) { return 0; }
+  void end_annotation(std::uint64_t) {}
   void check() {}
   void reset() {}
 

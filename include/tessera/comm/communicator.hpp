@@ -117,4 +117,18 @@ concept Communicator = requires(C c, const C cc, typename B::Stream& stream, Col
   c.reset();
 };
 
+/// A communicator may have memory that its all-gathers move faster, and that the plan then lies in:
+/// allocate gives null where it has none, collectively.
+template <class C>
+concept AllocatesMemory = requires(C c, void* memory, std::uint64_t bytes) {
+  { c.allocate(bytes) } -> std::same_as<void*>;
+  c.release(memory);
+};
+
+/// It may say how bytes travel on it, and why not otherwise.
+template <class C>
+concept DescribesTransport = requires(const C c) {
+  { c.transport_note() } -> std::convertible_to<std::string>;
+};
+
 }  // namespace tessera

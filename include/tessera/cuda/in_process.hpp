@@ -98,6 +98,10 @@ class CudaInProcess {
 
   /// Of the collectives that have been enqueued on this handle.
   CollectiveCounts counts() const { return place_.counts(); }
+  std::string transport_note() const {
+    return "gathers by copies between the ranks' memory, sums by kernels that read it in rank "
+           "order.";
+  }
   void abort(const std::string& reason) { place_.abort(reason); }
   bool aborted() const { return place_.aborted(); }
   /// Of this channel alone: see Communicator.

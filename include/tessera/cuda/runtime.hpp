@@ -9,6 +9,7 @@
 #include <span>
 
 #include "tessera/backend/backend.hpp"
+#include "tessera/cuda/annotation.hpp"
 #include "tessera/cuda/connections.hpp"
 #include "tessera/cuda/delay.hpp"
 #include "tessera/cuda/elementwise.hpp"
@@ -218,6 +219,10 @@ class CudaRuntime {
   }
   void compute(const Cost&) {}
   bool poisons() const { return options_.poison; }
+  std::uint64_t begin_annotation(const char* text, std::uint32_t category) {
+    return detail::begin_annotation(text, category);
+  }
+  void end_annotation(std::uint64_t range) { detail::end_annotation(range); }
 
   void check() {
     for (const Stream* stream : {&gather_, &reduce_}) {

@@ -171,6 +171,26 @@ struct Context {
     update_waited_for = true;
   }
 
+  /// The plan's one allocation. Collective where the communicator has memory of its own.
+  void allocate_memory() {
+    if constexpr (AllocatesMemory<Comm>) {
+      memory = static_cast<std::byte*>(gather_comm.allocate(map.total));
+      memory_is_communicators = memory != nullptr;
+      if (memory != nullptr && backend.poisons()) backend.fill(compute(), memory, 0xFF, map.total);
+    }
+    if (memory == nullptr) memory = static_cast<std::byte*>(backend.allocate(map.total));
+  }
+  void release_memory() {
+    if (memory == nullptr) return;
+    if constexpr (AllocatesMemory<Comm>) {
+      if (memory_is_communicators) {
+        gather_comm.release(memory);
+        return;
+      }
+    }
+    backend.release(memory, map.total);
+  }
+
   void note_use() {
     const std::uint64_t arena = plan.total_bytes() - slot_bytes + slots.used_bytes();
     if (arena > peak_bytes) peak_bytes = arena;
@@ -199,6 +219,7 @@ struct Context {
   Plan plan;
   MemoryMap map;
   std::byte* memory = nullptr;
+  bool memory_is_communicators = false;
   std::uint64_t slot_bytes = 0;
   std::uint64_t peak_bytes = 0;
   std::unique_ptr<NormTree> norm_tree;

@@ -56,7 +56,7 @@ class Core {
     }
     // The tensors are left alone: outside leases they point at null already, and a trainer may
     // well have destroyed them first.
-    if (c_.memory != nullptr) c_.backend.release(c_.memory, c_.map.total);
+    c_.release_memory();
   }
 
   Context<Bk>& context() { return c_; }

@@ -121,6 +121,7 @@ class Leases {
     std::uint32_t unit;
     Phase phase;
     std::size_t span;
+    std::uint64_t annotation;
   };
 
   ScheduleTable schedule(const Order& order) const {
@@ -204,7 +205,9 @@ class Leases {
     open_spans_.push_back(
         {u, phase,
          c_.recorder.begin(Span::lease, phase == Phase::forward ? "forward" : "backward",
-                           c_.registry.unit(u).name, StreamKind::compute)});
+                           c_.registry.unit(u).name, StreamKind::compute),
+         c_.backend.begin_annotation(c_.registry.unit(u).name.c_str(),
+                                     static_cast<std::uint32_t>(phase))});
     c_.recorder.end_chain();
     if (parameters && !unit.bound) bind(u);
   }
@@ -257,6 +260,7 @@ class Leases {
     for (std::size_t i = open_spans_.size(); i-- > 0;) {
       if (open_spans_[i].unit != u || open_spans_[i].phase != phase) continue;
       c_.recorder.end(open_spans_[i].span);
+      c_.backend.end_annotation(open_spans_[i].annotation);
       open_spans_.erase(open_spans_.begin() + static_cast<std::ptrdiff_t>(i));
       return;
     }
@@ -296,6 +300,7 @@ class Leases {
     if (unit.leases > 0 && --unit.leases == 0) unbind(u);
     for (std::size_t i = open_spans_.size(); i-- > 0;) {
       if (open_spans_[i].unit != u) continue;
+      c_.backend.end_annotation(open_spans_[i].annotation);
       open_spans_.erase(open_spans_.begin() + static_cast<std::ptrdiff_t>(i));
       break;
     }

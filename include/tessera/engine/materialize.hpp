@@ -51,7 +51,7 @@ class Materializing {
     c_.norm_tree = std::make_unique<NormTree>(c_.registry, c_.world());
     c_.units = std::vector<UnitState<B>>(c_.registry.units().size());
     try {
-      c_.memory = static_cast<std::byte*>(c_.backend.allocate(c_.map.total));
+      c_.allocate_memory();
     } catch (const Error& error) {
       detail::fail(error.what(), "\n", c_.plan.to_string(), c_.plan.largest_units());
     }

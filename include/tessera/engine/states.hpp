@@ -112,6 +112,8 @@ class States {
         std::min(most, layout::round_up(kStagingBytes / ((ranks + 1) * element), kCell));
     const Staging<B> staging(c_.backend, step * (ranks + 1) * element);
     std::byte* all = staging.data();
+    // A rank with less than the others sends what follows its own, for nothing.
+    c_.backend.fill(c_.compute(), all, 0, step * (ranks + 1) * element);
     std::byte* mine = all + step * ranks * element;
     std::vector<std::byte> gathered(step * ranks * element);
     for (std::uint64_t begin = 0; begin < most; begin += step) {

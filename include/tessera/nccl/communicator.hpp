@@ -222,6 +222,10 @@ class Nccl {
   bool register_memory(void* base, std::uint64_t bytes) {
     return detail::register_window(*state_, base, bytes);
   }
+  /// Memory in such a window; null where there is none: transport_note says why. Collective.
+  void* allocate(std::uint64_t bytes) { return detail::allocate_window(*state_, bytes); }
+  /// Gives it back. No collective on it may be under way.
+  void release(void* memory) { detail::release_window(*state_, memory); }
   /// A sentence or two on how this channel's bytes travel, and why not otherwise.
   std::string transport_note() const { return detail::describe_transport(*state_); }
 

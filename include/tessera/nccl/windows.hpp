@@ -62,6 +62,38 @@ inline bool register_window(NcclState& state, void* base, std::uint64_t bytes) {
   return true;
 }
 
+/// See Nccl::allocate.
+inline void* allocate_window(NcclState& state, std::uint64_t bytes) {
+  if (!state.options.symmetric_windows || !state.uses_nccl() || bytes == 0) {
+    state.note = !state.options.symmetric_windows ? "NcclOptions::symmetric_windows is off"
+                                                  : "one rank needs none";
+    return nullptr;
+  }
+  void* memory = nullptr;
+  const ncclResult_t result = ncclMemAlloc(&memory, bytes);
+  if (result != ncclSuccess) {
+    // Said to the others by their time-out; here the runtime's own allocation says what there is.
+    state.note = concat("ncclMemAlloc gave no memory: ", ncclGetErrorString(result));
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  if (register_window(state, memory, bytes)) return memory;
+  (void)ncclMemFree(memory);
+  return nullptr;
+}
+
+/// See Nccl::release.
+inline void release_window(NcclState& state, void* memory) {
+  {
+    const NcclState::Lock lock(state.mutex);
+    for (ncclWindow_t window : state.windows) {
+      if (state.comm) (void)ncclCommWindowDeregister(state.comm, window);
+    }
+    state.windows.clear();
+  }
+  (void)ncclMemFree(memory);
+}
+
 /// See Nccl::transport_note.
 inline std::string describe_transport(const NcclState& state) {
   if (!state.uses_nccl()) return "one rank: nothing is sent.";
