@@ -106,6 +106,7 @@ class Core {
       require_materialized();
       c_.check();
       check_step();
+      c_.recorder.end_leases();
       reducing_.flush();
       leases_.quiesce();
       stepping_.run(learning_rate_);

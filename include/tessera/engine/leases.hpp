@@ -191,7 +191,7 @@ class Leases {
     const bool first_backward = phase == Phase::backward && unit.backward_leases == 0;
     if (phase == Phase::backward) ++unit.backward_leases;
     const bool needs_gradients = first_backward && c_.facts[u].trainable;
-    c_.recorder.begin_chain();
+    c_.recorder.begin_opening();
     if (needs_gradients) reducing_.make_way(u);
     if (parameters && gathering_.needed(u)) serve(u, plan);
     if (needs_gradients) {
@@ -208,7 +208,7 @@ class Leases {
                            c_.registry.unit(u).name, StreamKind::compute),
          c_.backend.begin_annotation(c_.registry.unit(u).name.c_str(),
                                      static_cast<std::uint32_t>(phase))});
-    c_.recorder.end_chain();
+    c_.recorder.end_opening();
     if (parameters && !unit.bound) bind(u);
   }
 

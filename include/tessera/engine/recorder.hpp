@@ -29,7 +29,6 @@ class Recorder {
     StreamKind stream = StreamKind::compute;
     std::uint64_t bytes = 0;
     bool ended = false;
-    std::size_t follows = kMost;  ///< the span at whose end this one begins, if `from` is not set
     typename B::Mark from;
     typename B::Mark to;
   };
@@ -47,36 +46,35 @@ class Recorder {
   /// Opens a span on a stream; close it with end(). Names must outlive the Recorder.
   std::size_t begin(Span span, std::string_view name, std::string_view unit, StreamKind stream,
                     std::uint64_t bytes = 0) {
-    if (paused_ || used_ == kMost)
-      return kMost;  // a program that never calls step() must not grow for ever
-    if (used_ == records_->size()) records_->emplace_back();
-    Record& record = (*records_)[used_];
-    record.span = span;
-    record.name = name;
-    record.unit = unit;
-    record.stream = stream;
-    record.bytes = bytes;
-    record.ended = false;
-    record.follows = stream == StreamKind::compute ? std::exchange(last_in_chain_, kMost) : kMost;
-    if (record.follows == kMost) backend_.mark(record.from, backend_.stream(stream));
-    return used_++;
+    if (!coarse()) return take(span, name, unit, stream, bytes);
+    switch (span) {
+      case Span::other: return kMost;
+      case Span::lease:
+        if (leases_ == kMost) leases_ = take(span, name, unit, stream, bytes);
+        return kMost;
+      case Span::wait:
+        if (!opening_) break;
+        if (waits_ == kMost) waits_ = take(span, name, unit, stream, bytes);
+        return waits_;
+      case Span::collective: break;
+    }
+    return take(span, name, unit, stream, bytes);
   }
   void end(std::size_t record) {
-    if (record == kMost) return;
-    Record& of = (*records_)[record];
-    of.ended = true;
-    backend_.mark(of.to, backend_.stream(of.stream));
-    if (chaining_ && of.stream == StreamKind::compute) last_in_chain_ = record;
+    if (record == kMost || record == waits_) return;
+    finish(record);
   }
-  /// From here to end_chain() nothing but waits is enqueued on the compute stream: a span on it
-  /// begins where the one before ended, with one timestamp for both.
-  void begin_chain() {
-    chaining_ = B::defers;
-    last_in_chain_ = kMost;
+
+  /// A lease opens: until end_opening() nothing but waits is enqueued on the compute stream. A
+  /// timestamp costs the host a microsecond where streams are a device's: there, unless a trace is
+  /// kept, these waits are one span, and so are a step's leases, up to end_leases().
+  void begin_opening() { opening_ = coarse(); }
+  void end_opening() {
+    opening_ = false;
+    if (const std::size_t record = std::exchange(waits_, kMost); record != kMost) finish(record);
   }
-  void end_chain() {
-    chaining_ = false;
-    last_in_chain_ = kMost;
+  void end_leases() {
+    if (const std::size_t record = std::exchange(leases_, kMost); record != kMost) finish(record);
   }
   /// Spans are not taken: what is recorded into a graph leaves them out, since each costs a node.
   void pause() { paused_ = true; }
@@ -90,7 +88,6 @@ class Recorder {
   /// The step has ended: its spans wait to be resolved, those of the next are recorded. The ones
   /// of the step before must have been resolved.
   void end_step() {
-    end_chain();
     std::swap(records_, ended_.records);
     ended_.count = std::exchange(used_, 0);
   }
@@ -110,9 +107,7 @@ class Recorder {
     for (std::size_t i = 0; i < spans.count; ++i) {
       const Record& record = (*spans.records)[i];
       if (!record.ended) continue;
-      const typename B::Mark& from =
-          record.follows == kMost ? record.from : (*spans.records)[record.follows].to;
-      const Interval time{backend_.time_ns(from), backend_.time_ns(record.to)};
+      const Interval time{backend_.time_ns(record.from), backend_.time_ns(record.to)};
       if (record.span == Span::collective) communication += time.second - time.first;
       if (record.span == Span::lease) leases.push_back(time);
       if (record.span == Span::wait) waits.push_back(time);
@@ -132,13 +127,38 @@ class Recorder {
   const std::vector<TraceEvent>& trace() const { return trace_; }
   /// Forgets the spans after the first `count`: those of a failed step, or of an evaluation.
   void truncate(std::size_t count) {
-    end_chain();  // it may have been left by an exception
+    opening_ = false;  // it may have been left by an exception
+    waits_ = kMost;
+    if (leases_ >= count) leases_ = kMost;
     used_ = std::min(used_, count);
   }
   std::size_t count() const { return used_; }
 
  private:
   using Interval = std::pair<std::int64_t, std::int64_t>;
+
+  bool coarse() const { return B::defers && !keep_trace_; }
+
+  std::size_t take(Span span, std::string_view name, std::string_view unit, StreamKind stream,
+                   std::uint64_t bytes) {
+    // A program that never calls step() must not grow for ever.
+    if (paused_ || used_ == kMost) return kMost;
+    if (used_ == records_->size()) records_->emplace_back();
+    Record& record = (*records_)[used_];
+    record.span = span;
+    record.name = name;
+    record.unit = unit;
+    record.stream = stream;
+    record.bytes = bytes;
+    record.ended = false;
+    backend_.mark(record.from, backend_.stream(stream));
+    return used_++;
+  }
+  void finish(std::size_t record) {
+    Record& of = (*records_)[record];
+    of.ended = true;
+    backend_.mark(of.to, backend_.stream(of.stream));
+  }
 
   static double ms(std::int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
@@ -181,8 +201,9 @@ class Recorder {
   std::size_t used_ = 0;
   Spans ended_;
   bool paused_ = false;
-  bool chaining_ = false;
-  std::size_t last_in_chain_ = kMost;
+  bool opening_ = false;
+  std::size_t waits_ = kMost;   ///< of the lease that is opening
+  std::size_t leases_ = kMost;  ///< of the step
   std::vector<TraceEvent> trace_;
 };
 

@@ -20,8 +20,10 @@ struct StepReport {
   double clipped_norm = 0;     ///< after clipping
   float learning_rate = 0;
   float loss_scale = 1;
-  double step_ms = 0;            ///< from the end of the previous step() to the end of this one
-  double compute_ms = 0;         ///< leases were open and compute was not held up
+  double step_ms = 0;  ///< from the end of the previous step() to the end of this one
+  /// Leases were open and compute was not held up. On a device without Options::trace: all of the
+  /// time from the first lease to step() in which compute was not held up.
+  double compute_ms = 0;
   double communication_ms = 0;   ///< collectives ran, waiting for other ranks included
   double exposed_ms = 0;         ///< compute was held up by gathers, reductions and the norm
   double host_enqueue_us = 0;    ///< the caller spent in the library, waits left out
