@@ -25,18 +25,18 @@ namespace tessera {
 template <Backend Bk>
 class StepTicket {
  public:
-  StepTicket(engine::Core<Bk>& core, std::shared_ptr<StepReport> report)
+  StepTicket(engine::Core<Bk>& core, std::shared_ptr<engine::EnqueuedReport> report)
       : core_(&core), report_(std::move(report)) {}
   /// The step's report. On backends whose step() only enqueues, waits for the step to end; before
   /// the Shard ends, then, and from its thread. Throws what went wrong in the step.
   const StepReport& get() const {
-    if (engine::Core<Bk>::B::defers) core_->resolve();
-    return *report_;
+    if (!report_->filled) core_->resolve(*report_);
+    return report_->report;
   }
 
  private:
   engine::Core<Bk>* core_;
-  std::shared_ptr<StepReport> report_;
+  std::shared_ptr<engine::EnqueuedReport> report_;
 };
 
 /// Asks backward() for gradient buffers only: nothing is gathered (an embedding needs no weights).
@@ -56,7 +56,8 @@ consteval bool check_policies() {
   static_assert(PrecisionPolicy<P>,
                 "tessera: the third argument of Shard is a precision: Fp32, "
                 "Bf16 or WithGradients<Bf16, float>");
-  static_assert(Backend<B>, "tessera: the fourth argument of Shard is a backend: Host or Sim");
+  static_assert(Backend<B>,
+                "tessera: the fourth argument of Shard is a backend: Host, Cuda, CudaNccl or Sim");
   static_assert(ElementwiseOptimizer<Opt>,
                 "tessera: the fifth argument of Shard is an element-wise optimizer: AdamW, Lion, "
                 "Sgd, or a type with their members");
@@ -237,7 +238,8 @@ class Shard {
   /// This rank's part of an fp32 state, to be read or edited in place outside leases: a gradient
   /// between close and step(), weights or moments between steps. Where the master is not the
   /// parameter itself, an edit of it reaches the parameter with the next step. All ranks make the
-  /// same calls; a gradient that still waits in a bucket is reduced first.
+  /// same calls; a gradient that still waits in a bucket is reduced first. On CUDA it is device
+  /// memory, to be read and edited on the compute stream.
   template <class T>
   LocalState local(State state, T&& tensor) {
     const engine::TensorRecord& record = record_of(tensor);
@@ -253,7 +255,8 @@ class Shard {
     return {{data, static_cast<std::size_t>(range.size())}, range.begin};
   }
   /// The unreduced gradient of a tensor whose unit was leased inside accumulate(), to be read or
-  /// edited in place; it keeps its address until it is reduced.
+  /// edited in place; it keeps its address until it is reduced. On CUDA it is device memory, to be
+  /// read and edited on the compute stream.
   template <class T>
   auto pending_gradient(T& tensor) {
     using E = typename Precision::template gradient_element<element_of<T&>>;

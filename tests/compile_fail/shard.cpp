@@ -70,7 +70,7 @@ void test(Model& model, ts::Unit unit) {
   Of<ts::Zero1, ts::OnDevice, float>* shard = nullptr;
   shard->rank();
 #elif defined(CASE_no_backend)
-  // EXPECT: tessera: the fourth argument of Shard is a backend: Host or Sim
+  // EXPECT: tessera: the fourth argument of Shard is a backend: Host, Cuda, CudaNccl or Sim
   Of<ts::Zero1, ts::OnDevice, ts::Fp32, user::NoPolicy>* shard = nullptr;
   shard->rank();
 #elif defined(CASE_no_optimizer)

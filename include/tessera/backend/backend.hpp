@@ -1,5 +1,6 @@
 // What the engine asks of a backend: memory, in-order streams, events, copies and element-wise
-// kernels. Shipped models: HostRuntime (backend/host.hpp) and SimRuntime (backend/sim.hpp).
+// kernels. Shipped models: HostRuntime (backend/host.hpp), CudaRuntime (cuda/runtime.hpp) and
+// SimRuntime (backend/sim.hpp).
 #pragma once
 
 #include <concepts>
@@ -37,7 +38,8 @@ struct Cost {
 ///   holds the stream back until the event's latest record has been reached; an event that was
 ///   never recorded holds nothing back; events may be recorded again;
 /// - mark(mark, stream) is a record whose time can be read, in ns of one clock for all streams,
-///   once the stream has passed it;
+///   once the stream has passed it; keep_time(mark) says that later times may be read relative to
+///   that one, which has been passed;
 /// - `allocate` gives memory aligned to 64 bytes or throws Error; `allocate_staging` gives memory
 /// of
 ///   the same kind for a passing copy, outside the plan; `allocate_report` gives memory that the
@@ -85,6 +87,7 @@ concept Runtime = std::constructible_from<B, const typename B::Options&> &&
   b.synchronize(event);
   b.mark(mark, stream);
   { b.time_ns(mark) } -> std::same_as<std::int64_t>;
+  b.keep_time(mark);
   { b.now_ns() } -> std::same_as<std::int64_t>;  ///< the caller's time, of the marks' clock
   b.copy(stream, p, cp, n);
   b.copy_report(stream, p, cp, n);

@@ -99,6 +99,7 @@ class HostRuntime {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
   }
+  void keep_time(Mark&) {}
   std::int64_t time_ns(const Mark& mark) const { return mark.ns.load(std::memory_order_relaxed); }
 
   void copy(Stream& stream, void* to, const void* from, std::uint64_t bytes) {

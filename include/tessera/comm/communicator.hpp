@@ -97,10 +97,12 @@ struct CollectiveCounts {
 ///   needs_reduce_scratch is true and there is more than one rank; null otherwise. It is free again
 ///   for what is enqueued on the stream later;
 /// - channel(): a further, independent order of collectives over the same ranks (a collective);
-/// - counts(): of the collectives that have completed on this handle;
-/// - abort(reason): every collective of the group, pending or to come, fails on every rank;
+/// - counts(): of the collectives on this handle: those that have completed on Host, those that
+///   have been enqueued on devices;
+/// - abort(reason): every collective of the group, pending or to come, fails: on every rank where
+///   ranks are threads; on this one where they are processes, and on the others by time-out;
 /// - reset(): a collective that makes this channel usable again after an abort; none of its
-///   collectives may be under way.
+///   collectives may be under way. Throws where a group cannot come back (NCCL).
 template <class C, class B>
 concept Communicator = requires(C c, const C cc, typename B::Stream& stream, CollectiveTag tag,
                                 std::span<const GatherSegment> gather,
@@ -123,6 +125,14 @@ template <class C>
 concept AllocatesMemory = requires(C c, void* memory, std::uint64_t bytes) {
   { c.allocate(bytes) } -> std::same_as<void*>;
   c.release(memory);
+};
+
+/// It may wait for streams and events itself, with a time-out and an eye on the other ranks.
+template <class C, class B>
+concept WatchesStreams = requires(C c, typename B::Stream& stream, typename B::Event& event,
+                                  CollectiveTag tag) {
+  c.synchronize(stream, tag);
+  c.synchronize(event, tag);
 };
 
 /// It may say how bytes travel on it, and why not otherwise.

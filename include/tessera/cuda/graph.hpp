@@ -37,31 +37,31 @@ class StepGraph {
   using Backend = typename Model::Backend;
 
   /// Records `step`. Throws what it throws, and Error when what it enqueues cannot be recorded or
-  /// is not one step in the expected order.
+  /// is not one step in the expected order; the Shard is then as after its last step.
   template <class Step>
   StepGraph(Model& model, Step&& step) : model_(&model) {
-    CudaRuntime& runtime = model.core().context().backend;
-    model.core().begin_capture();
-    runtime.begin_capture();
+    auto& core = model.core();
+    CudaRuntime& runtime = core.context().backend;
+    core.begin_capture();
     try {
+      runtime.begin_capture();
       std::forward<Step>(step)();
+      const std::unique_ptr<CUgraph_st, DestroyGraph> graph(runtime.end_capture());
+      captured_ = core.capture().end();
+      cudaGraphExec_t executable = nullptr;
+      // Nodes keep the priorities of the streams they were recorded on.
+      detail::check_cuda(cudaGraphInstantiateWithFlags(&executable, graph.get(),
+                                                       cudaGraphInstantiateFlagUseNodePriority),
+                         "making a graph executable");
+      executable_.reset(executable);
+      detail::check_cuda(cudaGraphUpload(executable, runtime.stream(StreamKind::compute).handle),
+                         "uploading a graph");
     } catch (...) {
       // Ended first: destructors on the way out may synchronise, which a capture does not survive.
       runtime.cancel_capture();
-      model.core().cancel_capture();
+      core.capture().cancel();
       throw;
     }
-    cudaGraph_t recorded = runtime.end_capture();
-    const std::unique_ptr<CUgraph_st, DestroyGraph> graph(recorded);
-    captured_ = model.core().end_capture();
-    cudaGraphExec_t executable = nullptr;
-    // Nodes keep the priorities of the streams they were recorded on.
-    detail::check_cuda(cudaGraphInstantiateWithFlags(&executable, recorded,
-                                                     cudaGraphInstantiateFlagUseNodePriority),
-                       "making a graph executable");
-    executable_.reset(executable);
-    detail::check_cuda(cudaGraphUpload(executable, runtime.stream(StreamKind::compute).handle),
-                       "uploading a graph");
   }
 
   /// Runs the step once more, with the Shard's learning rate of now. See Shard::step().
@@ -80,7 +80,7 @@ class StepGraph {
   };
 
   Model* model_;
-  typename Model::Core::CapturedStep captured_;
+  engine::CapturedStep<CudaRuntime> captured_;
   std::unique_ptr<CUgraphExec_st, DestroyExecutable> executable_;
 };
 

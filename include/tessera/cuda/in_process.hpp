@@ -108,7 +108,7 @@ class CudaInProcess {
   void reset() { place_.reset(); }
 
  private:
-  // What a rank shows the others of itself. It lies in events_ and outlives the meeting.
+  // What a rank shows the others of itself.
   struct Visit {
     const void* payload = nullptr;
     cudaEvent_t ready = nullptr;  // what the others read has been written
@@ -118,8 +118,7 @@ class CudaInProcess {
   struct Events {
     CudaEvent ready;
     CudaEvent done;
-    std::vector<std::shared_ptr<Events>> others;  // kept: this rank may still wait for them
-    std::vector<int> reachable;                   // devices with peer access from this rank's
+    std::vector<int> reachable;  // devices with peer access from this rank's
   };
 
   explicit CudaInProcess(detail::InProcessPlace place) : place_(std::move(place)) {}
@@ -157,18 +156,19 @@ class CudaInProcess {
         {payload, own.ready.make(stream.device), own.done.make(stream.device), stream.device},
         events_};
     detail::check_cuda(cudaEventRecord(own.ready.handle(), stream.handle), "recording an event");
+    std::vector<Visit> visits(static_cast<std::size_t>(size()));
+    // Kept until this rank has enqueued its waits: the others may end their channels before.
+    std::vector<std::shared_ptr<Events>> others(visits.size());
     detail::Rendezvous& meeting = place_.meeting();
     const bool uniform = tag.kind != CollectiveKind::broadcast;  // a broadcast's bytes are parts
     meeting.arrive(rank(), {name_of(tag.kind), tag.name, uniform ? bytes : parts, &shown, parts});
     std::exception_ptr failure;
-    std::vector<Visit> visits(static_cast<std::size_t>(size()));
     try {
-      own.others.resize(static_cast<std::size_t>(size()));
       for (int step = 0; step < size(); ++step) {
         const int peer = (rank() + step) % size();  // not all from the same peer at once
         const auto& theirs = *static_cast<const Shown*>(meeting.post(peer).payload);
         visits[static_cast<std::size_t>(peer)] = theirs.visit;
-        if (peer != rank()) own.others[static_cast<std::size_t>(peer)] = theirs.events;
+        others[static_cast<std::size_t>(peer)] = theirs.events;
         reach(stream.device, theirs.visit.device);
         if (peer != rank()) wait(stream, theirs.visit.ready);
         visitor(peer, theirs.visit.payload);

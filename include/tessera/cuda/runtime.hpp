@@ -23,7 +23,8 @@ namespace tessera {
 
 /// A rank's device and stream, and the test modes of the CUDA backend.
 struct CudaOptions {
-  /// -1: the calling thread's current device.
+  /// It becomes the current one of the thread that makes the Shard, and stays so while that thread
+  /// calls it. -1: the thread's current device.
   int device = -1;
   /// The stream your kernels run on: leases order gathers and reductions against it. The default is
   /// the calling thread's own, which also keeps the order of kernels launched without a stream.
@@ -56,8 +57,9 @@ class CudaRuntime {
     detail::prepare_cuda_connections();
     if (options_.device < 0) {
       detail::check_cuda(cudaGetDevice(&options_.device), "looking for a device");
+    } else {
+      detail::check_cuda(cudaSetDevice(options_.device), "choosing the device");
     }
-    const CudaDeviceScope scope(options_.device);
     detail::check_cuda(cudaFree(nullptr), "starting on the device");
     int least = 0;
     int greatest = 0;
@@ -150,11 +152,12 @@ class CudaRuntime {
     detail::check_cuda(cudaEventRecordWithFlags(mark.make(stream.device), stream.handle, how),
                        "taking a timestamp");
   }
-  /// Of the process's clock, to which the device's timestamps are set from time to time: a float
-  /// of milliseconds is not precise over more.
-  std::int64_t now_ns() {
-    if (steady_ns() - clock_ns_ > kClockLasts && capture_ == 0) set_clock();
-    return steady_ns();
+  std::int64_t now_ns() const { return steady_ns(); }
+  /// Timestamps are a float of milliseconds since another one, which is not precise over minutes:
+  /// every step's end becomes the one that later times are relative to.
+  void keep_time(Mark& mark) {
+    clock_ns_ = time_ns(mark);
+    clock_.swap(mark);
   }
   std::int64_t time_ns(const Mark& mark) const {
     float ms = 0;
@@ -225,12 +228,17 @@ class CudaRuntime {
   void end_annotation(std::uint64_t range) { detail::end_annotation(range); }
 
   void check() {
-    for (const Stream* stream : {&gather_, &reduce_}) {
+    for (const Stream* stream : {&gather_, &reduce_, &compute_}) {
       if (stream->failure) std::rethrow_exception(stream->failure);
     }
-    detail::check_cuda(cudaPeekAtLastError(), "an earlier call");
+    cudaError_t error = cudaPeekAtLastError();
+    if (error == cudaErrorNotReady) {  // left behind by a question about an event or a stream
+      (void)cudaGetLastError();
+      error = cudaSuccess;
+    }
+    detail::check_cuda(error, "an earlier call");
   }
-  void reset() { gather_.failure = reduce_.failure = nullptr; }
+  void reset() { gather_.failure = reduce_.failure = compute_.failure = nullptr; }
 
   /// From now on the streams record a graph, of which the compute stream is the beginning.
   void begin_capture();
@@ -244,8 +252,6 @@ class CudaRuntime {
   void launch(cudaGraphExec_t graph);
 
  private:
-  static constexpr std::int64_t kClockLasts = 1'000'000'000;
-
   Stream side_stream(StreamKind kind, int priority) const {
     Stream stream{nullptr, kind, options_.device, nullptr};
     detail::check_cuda(
@@ -323,8 +329,12 @@ inline cudaGraph_t CudaRuntime::end_capture() {
 
 inline void CudaRuntime::cancel_capture() noexcept {
   capture_ = 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaGraph_t graph = nullptr;
-  (void)cudaStreamEndCapture(compute_.handle, &graph);
+  if (cudaStreamIsCapturing(compute_.handle, &status) == cudaSuccess &&
+      status != cudaStreamCaptureStatusNone) {
+    (void)cudaStreamEndCapture(compute_.handle, &graph);
+  }
   if (graph != nullptr) (void)cudaGraphDestroy(graph);
   (void)cudaGetLastError();
 }

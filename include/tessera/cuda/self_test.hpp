@@ -24,7 +24,7 @@ struct SelfTestFloats {
   TESSERA_EXEC_CHECK_DISABLE
   template <class R>
   TESSERA_HD void operator()(R& rounded, R& out, const R& a, const R& b) const {
-    out = (a * b + a) - sqrt(abs(b)) / (a + R::splat(3.0f)) * R::splat(0.1f);
+    out = (a * b + a) - sqrt(abs(b)) / (a + R::splat(9.0f)) * (a * R::splat(0.1f));
     rounded = out;
   }
 };
@@ -34,7 +34,7 @@ struct SelfTestDoubles {
   TESSERA_HD void operator()(std::uint64_t i) const {
     const StrictRounding strict;
     const StrictDouble x{static_cast<double>(in[i])};
-    out[i] = pin((sqrt(x * x + StrictDouble{2.0}) / (x * x + StrictDouble{3.0}) - x * x).x);
+    out[i] = pin((sqrt(x * x + StrictDouble{0.1}) / (x * x + StrictDouble{0.3}) - x * x).x);
   }
 };
 
@@ -48,10 +48,14 @@ inline void check_cuda_bits(int device, cudaStream_t stream) {
   std::vector<float> a(n), b(n), sums(n);
   std::vector<bf16> halves(n);
   std::vector<double> doubles(n);
-  for (std::size_t i = 0; i < n; ++i) {  // of all magnitudes, denormals included
+  for (std::size_t i = 0; i < n; ++i) {
     const auto bits = static_cast<std::uint32_t>(i * 0x9E3779B9u + 0x1234567u);
-    a[i] = __builtin_bit_cast(float, bits & 0x9fffffffu);
-    b[i] = __builtin_bit_cast(float, (bits * 0x85EBCA6Bu) & 0x9fffffffu);
+    // a between 1/8 and 8, and every eighth a denormal; b between 1 and 2, and every fourth small:
+    // products and sums of a size, which contraction rounds otherwise, and denormal results.
+    const std::uint32_t exponent = i % 8 == 0 ? 0 : 124 + static_cast<std::uint32_t>(i % 6);
+    a[i] = __builtin_bit_cast(float, (bits & 0x807fffffu) | exponent << 23);
+    const std::uint32_t other = bits * 0x85EBCA6Bu;
+    b[i] = __builtin_bit_cast(float, (other & 0x007fffffu) | (i % 4 == 1 ? 3u : 127u) << 23);
   }
   elementwise(n, SelfTestFloats{}, Out<bf16>{halves.data()}, Out<float>{sums.data()},
               In<float>{a.data()}, In<float>{b.data()});

@@ -65,6 +65,11 @@ class CudaEventOf {
     return handle_;
   }
 
+  void swap(CudaEventOf& other) {
+    std::swap(handle_, other.handle_);
+    std::swap(capture, other.capture);
+  }
+
   /// The capture in which it was recorded last; 0 for a record that was executed.
   std::uint64_t capture = 0;
 

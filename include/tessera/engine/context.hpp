@@ -166,9 +166,33 @@ struct Context {
     backend.record(updated, compute());
     update_waited_for = false;
   }
+  /// The user may change them on compute from here to the next gather.
+  void expect_edit() {
+    edit_expected = true;
+    update_waited_for = false;
+  }
   void wait_for_update() {
-    if (!update_waited_for) backend.wait(gathering(), updated);
+    if (update_waited_for) return;
+    if (std::exchange(edit_expected, false)) backend.record(updated, compute());
+    backend.wait(gathering(), updated);
     update_waited_for = true;
+  }
+
+  /// Blocks the caller, for no longer than the communicator's time-out where it watches streams: a
+  /// collective whose peer is gone does not end by itself.
+  void await(typename B::Stream& stream) {
+    if constexpr (WatchesStreams<Comm, B>) {
+      gather_comm.synchronize(stream, kAwaited);
+    } else {
+      backend.synchronize(stream);
+    }
+  }
+  void await(typename B::Event& event) {
+    if constexpr (WatchesStreams<Comm, B>) {
+      gather_comm.synchronize(event, kAwaited);
+    } else {
+      backend.synchronize(event);
+    }
   }
 
   /// The plan's one allocation. Collective where the communicator has memory of its own.
@@ -196,6 +220,8 @@ struct Context {
     if (arena > peak_bytes) peak_bytes = arena;
   }
 
+  static constexpr CollectiveTag kAwaited{CollectiveKind::scalars, "the step"};
+
   PolicyDescription policy;
   Options options;
   Requirements needs;
@@ -207,6 +233,7 @@ struct Context {
   std::vector<UnitState<B>> units;
   typename B::Event updated;  ///< on compute: the optimizer has changed the pieces
   bool update_waited_for = false;
+  bool edit_expected = false;
 
   B backend;
   Comm control;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/engine/capture.hpp"
 #include "tessera/engine/context.hpp"
 #include "tessera/engine/gather.hpp"
 #include "tessera/engine/leases.hpp"
@@ -39,6 +40,7 @@ class Core {
         reducing_(c_),
         leases_(c_, gathering_, reducing_),
         stepping_(c_, gathering_, *rule_),
+        capture_(c_, gathering_, reducing_, leases_, stepping_),
         pending_(c_.backend),
         learning_rate_(learning_rate),
         exceptions_(std::uncaught_exceptions()) {}
@@ -99,102 +101,93 @@ class Core {
 
   /// The report is filled in by resolve(), or by the next step(); at once where nothing is
   /// deferred.
-  std::shared_ptr<StepReport> step() {
-    std::shared_ptr<StepReport> report;
+  std::shared_ptr<EnqueuedReport> step() {
+    require_materialized();
+    c_.check();
+    check_step();
+    resolve();
+    auto report = std::make_shared<EnqueuedReport>();
     {
       const Enqueue timed(*this);
-      require_materialized();
-      c_.check();
-      check_step();
       c_.recorder.end_leases();
       reducing_.flush();
       leases_.quiesce();
       stepping_.run(learning_rate_);
+      pending_.copy_scalars(stepping_.scalars());
       reducing_.retire_all();
-      const bool order_changed = leases_.end_step();
-      resolve();
+      report->report.order_changed = leases_.end_step();
       c_.recorder.end_step();
-      report = pending_.end_step(stepping_.scalars());
-      report->order_changed = order_changed;
-      report->learning_rate = learning_rate_;
+      report->report.learning_rate = learning_rate_;
+      if (!c_.backend.capturing()) pending_.begin_waiting(report, nullptr);
     }
+    ++steps_;
     if (!B::defers) settle();
-    note_counts(*report);
-    if (c_.backend.capturing()) captured_ = report;
+    note_counts(report->report);
+    if (c_.backend.capturing()) capture_.note(report);
     if (!B::defers) resolve();
     return report;
   }
 
   /// Waits for the last step to end, and fills in its report.
   void resolve() {
-    StepReport* report = pending_.wait();
-    if (report == nullptr) return;
+    if (pending_.report() == nullptr) return;
+    c_.await(pending_.ended());
     c_.check();
+    StepReport& report = pending_.report()->report;
     if (pending_.spans() != nullptr) {
-      c_.recorder.resolve(*report, *pending_.spans());
+      c_.recorder.resolve(report, *pending_.spans());
     } else {
-      c_.recorder.resolve(*report);
+      c_.recorder.resolve(report);
     }
-    pending_.fill(*report);
-    if (!B::defers)
-      report->host_enqueue_us = std::max(0.0, report->host_enqueue_us - report->exposed_ms * 1e3);
+    if (!B::defers) {
+      report.host_enqueue_us = std::max(0.0, report.host_enqueue_us - report.exposed_ms * 1e3);
+    }
+    pending_.fill();
+    pending_.keep_time();
     pending_.forget();
   }
-
-  /// A step that was recorded rather than run, to be run again and again.
-  struct CapturedStep {
-    typename Recorder<B>::Spans spans;
-    CollectiveCounts collectives;
-  };
+  /// The same for the report of a ticket, which may have been filled in long ago.
+  void resolve(const EnqueuedReport& report) {
+    if (report.filled) return;
+    if (pending_.report() == &report) resolve();
+    if (!report.filled) detail::fail("tessera: this step has failed: it has no report");
+  }
 
   /// Nothing is under way when the recording of a step begins.
   void begin_capture() {
     require_materialized();
-    leases_.require_none("a capture");
+    if (steps_ == 0) {
+      detail::fail(
+          "tessera: a step is captured after it has run once as it is: then its kernels "
+          "are loaded and its order is known");
+    }
+    c_.check();
+    capture_.begin();
     resolve();
     settle();
-    captured_ = nullptr;
-    c_.update_waited_for = false;  // the capture needs its own
-    if (!c_.options.trace) c_.recorder.pause();
+    last_counts_ = counts();
   }
-  /// The recording has ended; it must have held one step, in the expected order.
-  CapturedStep end_capture() {
-    cancel_capture();
-    CapturedStep captured{c_.recorder.take_ended(), {}};
-    const std::shared_ptr<StepReport> report = std::exchange(captured_, nullptr);
-    if (report == nullptr) {
-      detail::fail("tessera: a captured step must call step(), once and at its end");
-    }
-    if (report->order_changed) {
-      detail::fail(
-          "tessera: the captured step leases its units in another order than the step "
-          "before: run it once as it is, then capture it");
-    }
-    captured.collectives = report->collectives;
-    return captured;
-  }
-  /// The recording has ended without being wanted.
-  void cancel_capture() {
-    c_.recorder.resume();
-    pending_.forget();
-  }
-  /// Runs it once more: `launch()` enqueues what was recorded.
+  Capture<Bk>& capture() { return capture_; }
+
+  /// Runs a captured step once more: `launch()` enqueues what was recorded.
   template <class Launch>
-  std::shared_ptr<StepReport> replay(const CapturedStep& captured, Launch&& launch) {
-    std::shared_ptr<StepReport> report;
+  std::shared_ptr<EnqueuedReport> replay(const CapturedStep<B>& captured, Launch&& launch) {
+    c_.check();
+    resolve();
+    auto report = std::make_shared<EnqueuedReport>();
     {
       const Enqueue timed(*this);
-      c_.check();
-      leases_.require_none("a replay");
-      resolve();
+      capture_.before_replay(captured);
       stepping_.set_learning_rate(learning_rate_);
       launch();
-      report = pending_.has_ended(&captured.spans);
-      report->learning_rate = learning_rate_;
-      report->collectives = captured.collectives;
-      report->peak_bytes = c_.peak_bytes;
+      capture_.after_replay();
+      pending_.begin_waiting(report, captured.spans);
     }
-    report->host_enqueue_us = static_cast<double>(std::exchange(enqueue_ns_, 0)) / 1e3;
+    ++steps_;
+    report->report.learning_rate = learning_rate_;
+    report->report.collectives = captured.collectives;
+    report->report.peak_bytes = c_.peak_bytes;
+    report->report.host_enqueue_us = static_cast<double>(std::exchange(enqueue_ns_, 0)) / 1e3;
     return report;
   }
 
@@ -267,7 +260,7 @@ class Core {
                    "' while a lease of their unit is open");
     }
     leases_.quiesce();
-    c_.note_update();
+    c_.expect_edit();
     gathering_.reshard(tensor.unit);
   }
 
@@ -292,12 +285,7 @@ class Core {
     c_.broken.clear();
     c_.broken_elsewhere = false;
     c_.accumulating = c_.evaluating = false;
-    gathering_.forget_issued();
-    gathering_.drop_prefetched();
-    for (std::uint32_t u = 0; u < c_.units.size(); ++u) gathering_.reshard(u);
-    reducing_.forget();
-    c_.recorder.truncate(0);
-    leases_.restart();
+    capture_.forget_work();
     pending_.forget();
     last_counts_ = counts();
     pending_.begin_clock();
@@ -357,9 +345,9 @@ class Core {
 
   // Waits until the streams have done what they hold, and throws what went wrong.
   void settle() {
-    c_.backend.synchronize(c_.gathering());
-    c_.backend.synchronize(c_.reducing());
-    c_.backend.synchronize(c_.compute());
+    c_.await(c_.gathering());
+    c_.await(c_.reducing());
+    c_.await(c_.compute());
     c_.check();
   }
 
@@ -380,8 +368,9 @@ class Core {
   Reducing<Bk> reducing_;
   Leases<Bk> leases_;
   Stepping<Bk> stepping_;
+  Capture<Bk> capture_;
   PendingStep<B> pending_;
-  std::shared_ptr<StepReport> captured_;
+  std::uint64_t steps_ = 0;  ///< enqueued
   float learning_rate_;
   CollectiveCounts last_counts_;
   std::int64_t enqueue_ns_ = 0;

@@ -12,10 +12,18 @@
 
 namespace tessera::engine {
 
+/// A report that a ticket shares with the engine, which fills it in.
+struct EnqueuedReport {
+  StepReport report;
+  bool filled = false;
+};
+
 /// Brings a step's scalars back and tells when it has ended. One step at a time.
 template <Runtime B>
 class PendingStep {
  public:
+  using Spans = typename Recorder<B>::Spans;
+
   explicit PendingStep(B& backend)
       : backend_(backend),
         scalars_(static_cast<StepScalars*>(backend.allocate_report(sizeof(StepScalars)))) {}
@@ -26,31 +34,29 @@ class PendingStep {
   /// The time of the next step begins now.
   void begin_clock() { last_end_ns_ = backend_.now_ns(); }
 
-  /// The step's work has been enqueued; the one before has been read.
-  std::shared_ptr<StepReport> end_step(const StepScalars* scalars) {
-    typename B::Stream& compute = backend_.stream(StreamKind::compute);
-    backend_.copy_report(compute, scalars_, scalars, sizeof(StepScalars));
-    backend_.mark(end_, compute);
-    return has_ended(nullptr);
+  /// The last work of a step, which may be recorded into a graph.
+  void copy_scalars(const StepScalars* scalars) {
+    backend_.copy_report(backend_.stream(StreamKind::compute), scalars_, scalars,
+                         sizeof(StepScalars));
   }
-  /// The same of a step that runs again as it was recorded, with the spans it had then.
-  std::shared_ptr<StepReport> has_ended(const typename Recorder<B>::Spans* spans) {
-    backend_.record(ended_, backend_.stream(StreamKind::compute));
-    spans_ = spans;
-    report_ = std::make_shared<StepReport>();
-    return report_;
+  /// All of a step has been enqueued; the one before has been read. `spans` are those of a step
+  /// that runs again as it was recorded; null: the recorder has them.
+  void begin_waiting(std::shared_ptr<EnqueuedReport> report, std::shared_ptr<const Spans> spans) {
+    typename B::Stream& compute = backend_.stream(StreamKind::compute);
+    backend_.mark(end_, compute);
+    backend_.record(ended_, compute);
+    spans_ = std::move(spans);
+    report_ = std::move(report);
   }
 
-  /// Waits for the step to end; null if there is none to wait for.
-  StepReport* wait() {
-    if (report_ == nullptr) return nullptr;
-    backend_.synchronize(ended_);
-    return report_.get();
-  }
-  /// Null: the recorder has them.
-  const typename Recorder<B>::Spans* spans() const { return spans_; }
-  /// What the scalars and the clock say. After wait().
-  void fill(StepReport& report) {
+  /// The report that is waited for; null if there is none.
+  EnqueuedReport* report() const { return report_.get(); }
+  typename B::Event& ended() { return ended_; }
+  const Spans* spans() const { return spans_.get(); }
+
+  /// What the scalars and the clock say. After ended() has been reached.
+  void fill() {
+    StepReport& report = report_->report;
     report.norm = scalars_->norm;
     report.skipped = scalars_->skipped != 0;
     report.clipped_norm =
@@ -60,17 +66,23 @@ class PendingStep {
     const std::int64_t end_ns = backend_.time_ns(end_);
     report.step_ms = static_cast<double>(end_ns - last_end_ns_) / 1e6;
     last_end_ns_ = end_ns;
+    report_->filled = true;
   }
   /// It has been read, or has failed and stays empty.
-  void forget() { report_.reset(); }
+  void forget() {
+    report_.reset();
+    spans_.reset();
+  }
+  /// Times are read relative to the end of this step from now on.
+  void keep_time() { backend_.keep_time(end_); }
 
  private:
   B& backend_;
   StepScalars* scalars_;
   typename B::Event ended_;
   typename B::Mark end_;
-  std::shared_ptr<StepReport> report_;
-  const typename Recorder<B>::Spans* spans_ = nullptr;
+  std::shared_ptr<EnqueuedReport> report_;
+  std::shared_ptr<const Spans> spans_;
   std::int64_t last_end_ns_ = 0;
   std::uint64_t updates_ = 0;
 };

@@ -97,8 +97,8 @@ class Planner {
     const std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
     const ScheduleTable training = schedule(expected_training_order(registry_), unlimited);
     const ScheduleTable evaluation = schedule(expected_evaluation_order(registry_), unlimited);
-    const std::uint64_t slots =
-        std::max(training.arena_bytes, evaluation.arena_bytes) + options_.spare_slot_bytes;
+    const std::uint64_t slots = layout::round_up(
+        std::max(training.arena_bytes, evaluation.arena_bytes) + options_.spare_slot_bytes, 256);
 
     Plan plan;
     MemoryMap map;

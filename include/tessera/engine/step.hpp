@@ -37,7 +37,7 @@ class Stepping {
     } else {
       make_tables();
     }
-    included_.assign(c_.units.size(), 0);
+    forget_included();
   }
 
   /// All reductions have been issued. What it decides is in the step's memory.
@@ -53,12 +53,24 @@ class Stepping {
     for (UnitState<B>& unit : c_.units) unit.reduced = false;
   }
 
+  /// Which units have gradients, as the backend was told last.
+  const std::vector<unsigned char>& included() const { return included_; }
+  void restore_included(const std::vector<unsigned char>& included) {
+    if (included == included_) return;
+    included_ = included;
+    put(c_.map.step_memory.included, included_);
+  }
+  /// What the backend was told may not have reached it.
+  void forget_included() { included_.assign(c_.units.size(), kUnknown); }
+
   void set_learning_rate(float rate) {
     c_.backend.for_each(c_.compute(), 1, SetLearningRate{scalars(), rate});
   }
   StepScalars* scalars() { return c_.template step_array<StepScalars>(c_.map.step_memory.scalars); }
 
  private:
+  static constexpr unsigned char kUnknown = 2;
+
   // Which units have gradients in this step; rarely another set than in the step before.
   void include() {
     bool changed = false;
@@ -72,12 +84,20 @@ class Stepping {
                      "' had no backward lease in this step, and Options::unused_units is refuse");
       }
     }
-    if (changed) put(c_.map.step_memory.included, included_);
+    if (!changed) return;
+    if (c_.backend.capturing()) {
+      detail::fail(
+          "tessera: the captured step has gradients of other units than the step before: "
+          "run it once as it is, then capture it");
+    }
+    put(c_.map.step_memory.included, included_);
   }
 
   // Replicate: every rank updates everything, so it needs everyone's sums. They are fp32, so that
   // the bits are those of the strategies in which only the owner updates.
   void gather_sums() {
+    c_.backend.record(event_, c_.compute());  // where a gradient may have been edited
+    c_.backend.wait(c_.reducing(), event_);
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       if (included_[u] == 0) continue;
       const layout::UnitLayout& at = c_.layout(u);

@@ -194,24 +194,15 @@ class Nccl {
     state_->check_async(tag);
   }
 
-  /// Waits until the stream has done what it holds. Aborts and throws, in `tag`'s name, where that
-  /// takes longer than the time-out, or a communication fails.
+  /// Waits until the stream has done what it holds, or the event's latest record has been reached.
+  /// Aborts and throws, in `tag`'s name, where that takes longer than the time-out, or a
+  /// communication fails.
   void synchronize(const CudaStream& stream, CollectiveTag tag) {
-    const auto deadline = std::chrono::steady_clock::now() + state_->options.timeout;
-    for (int turn = 0;; ++turn) {
-      check(tag);
-      const cudaError_t done = cudaStreamQuery(stream.handle);
-      if (done == cudaSuccess) return;
-      if (done != cudaErrorNotReady) detail::check_cuda(done, "waiting for a stream");
-      if (std::chrono::steady_clock::now() >= deadline) {
-        const std::string problem =
-            detail::concat("the stream did not get to its end within ",
-                           state_->options.timeout.count(), " ms: another rank does not take part");
-        abort(detail::concat("rank ", rank(), ": ", problem));
-        state_->fail_call(tag, problem);
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(turn < 100 ? 10 : 200));
-    }
+    watch(tag, "a stream", [&] { return cudaStreamQuery(stream.handle); });
+  }
+  void synchronize(const CudaEvent& event, CollectiveTag tag) {
+    if (event.handle() == nullptr) return;
+    watch(tag, "an event", [&] { return cudaEventQuery(event.handle()); });
   }
 
   /// Makes a symmetric window of memory that all-gathers of this channel will read and write: every
@@ -237,6 +228,32 @@ class Nccl {
 
   detail::NcclPlace place(const CudaStream& stream) const {
     return {state_->comm, state_->rank, state_->size, stream.handle};
+  }
+
+  template <class Query>
+  void watch(CollectiveTag tag, const char* what, Query&& query) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (;;) {
+      const cudaError_t done = query();
+      if (done == cudaSuccess) return;
+      if (done != cudaErrorNotReady) detail::check_cuda(done, "waiting for NCCL");
+      (void)cudaGetLastError();  // it is no error
+      check(tag);
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      if (waited >= state_->options.timeout) {
+        const std::string problem =
+            detail::concat(what, " did not get to its end within ", state_->options.timeout.count(),
+                           " ms: another rank does not take part");
+        abort(detail::concat("rank ", rank(), ": ", problem));
+        state_->fail_call(tag, problem);
+      }
+      if (waited < std::chrono::microseconds(200)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(waited < std::chrono::milliseconds(50) ? 5 : 100));
+      }
+    }
   }
 
   void require_stream(const CudaStream& stream, CollectiveTag tag) const {

@@ -77,7 +77,14 @@ inline void* allocate_window(NcclState& state, std::uint64_t bytes) {
     (void)cudaGetLastError();
     return nullptr;
   }
-  if (register_window(state, memory, bytes)) return memory;
+  bool registered = false;
+  try {
+    registered = register_window(state, memory, bytes);
+  } catch (...) {
+    (void)ncclMemFree(memory);
+    throw;
+  }
+  if (registered) return memory;
   (void)ncclMemFree(memory);
   return nullptr;
 }
