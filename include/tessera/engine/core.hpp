@@ -162,10 +162,10 @@ class Core {
           "are loaded and its order is known");
     }
     c_.check();
-    capture_.begin();
     resolve();
     settle();
     last_counts_ = counts();
+    capture_.begin();
   }
   Capture<Bk>& capture() { return capture_; }
 

@@ -175,7 +175,7 @@ class Materializing {
       }
       c_.reduce_comm.broadcast(c_.reducing(), {CollectiveKind::broadcast, tensor.info.name},
                                staging, bytes, root);
-      c_.backend.synchronize(c_.reducing());
+      c_.await(c_.reducing());
       c_.check();
       take(tensor, staging, part);
       if (part.end == tensor.elements) return;

@@ -216,7 +216,7 @@ class States {
     const GatherSegment segment{mine, all, count * element, count * element};
     c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, tensor.info.name},
                               {&segment, 1});
-    c_.backend.synchronize(c_.reducing());
+    c_.await(c_.reducing());
     c_.check();
   }
 
