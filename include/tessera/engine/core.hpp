@@ -224,8 +224,8 @@ class Core {
   void end_evaluation() noexcept {
     try {
       leases_.end_evaluation();
-      c_.backend.synchronize(c_.gathering());
-      c_.backend.synchronize(c_.reducing());
+      c_.await(c_.gathering());
+      c_.await(c_.reducing());
       c_.recorder.truncate(records_before_evaluation_);
     } catch (const std::exception& error) {
       c_.broken = error.what();
@@ -252,7 +252,7 @@ class Core {
 
   /// Before this rank's part of a state is handed out: what has been gathered of it is stale then.
   void prepare_edit(State state, const TensorRecord& tensor) {
-    c_.backend.synchronize(c_.reducing());
+    c_.await(c_.reducing());
     const bool weights = state.kind == State::Kind::parameter || state.kind == State::Kind::master;
     if (!weights) return;
     if (c_.units[tensor.unit].leases > 0) {

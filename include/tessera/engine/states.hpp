@@ -222,7 +222,7 @@ class States {
 
   // The reduce stream may still be writing them.
   void wait_for_reductions(State state) {
-    if (state.kind == State::Kind::gradient) c_.backend.synchronize(c_.reducing());
+    if (state.kind == State::Kind::gradient) c_.await(c_.reducing());
   }
 
   layout::Range part(const TensorRecord& tensor, int rank) const {
