@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -268,7 +269,10 @@ void check(const char* precision, const Case& c, bool recompute, bool accumulate
 
 int run() {
   int devices = 0;
-  gpt::cuda::require(cudaGetDeviceCount(&devices), "no GPU to run on");
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("there is no GPU: nothing was compared\n");
+    return std::getenv("TESSERA_GPU_REQUIRED") != nullptr ? 1 : 77;
+  }
   const Case cases[] = {
       {{.vocabulary = 53, .context = 7, .layers = 2, .heads = 3, .width = 48}, 3},
       {{.vocabulary = 256, .context = 33, .layers = 2, .heads = 2, .width = 34}, 1},
