@@ -292,7 +292,7 @@ class Shard {
     Digest digest;
     for (const engine::TensorRecord& record : core_.context().registry.tensors()) {
       if (!record.info.trainable) continue;
-      for (int m = 0; m < core_.context().moments; ++m) {
+      for (int m = 0; m < core_.context().needs.moments; ++m) {
         add_floats(digest, State::moment(m), record);
       }
     }

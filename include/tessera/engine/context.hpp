@@ -54,7 +54,6 @@ struct Context {
       : policy(description),
         options(std::move(user_options)),
         needs(requirements),
-        moments(requirements.moments),
         registry(description.precision),
         backend(mesh.options()),
         control(mesh.communicator()),
@@ -225,7 +224,6 @@ struct Context {
   PolicyDescription policy;
   Options options;
   Requirements needs;
-  int moments;
   Registry registry;
 
   // Declared ahead of the backend: streams may still touch events while the backend ends.

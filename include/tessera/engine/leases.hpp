@@ -299,7 +299,7 @@ class Leases {
     if (phase == Phase::backward && unit.backward_leases > 0) --unit.backward_leases;
     if (unit.leases > 0 && --unit.leases == 0) unbind(u);
     for (std::size_t i = open_spans_.size(); i-- > 0;) {
-      if (open_spans_[i].unit != u) continue;
+      if (open_spans_[i].unit != u || open_spans_[i].phase != phase) continue;
       c_.backend.end_annotation(open_spans_[i].annotation);
       open_spans_.erase(open_spans_.begin() + static_cast<std::ptrdiff_t>(i));
       break;

@@ -82,8 +82,9 @@ class States {
       detail::fail("tessera: tensor '", tensor.info.name,
                    "' is frozen: it has no master weights, gradient or moments");
     }
-    if (state.kind == State::Kind::moment && (state.index < 0 || state.index >= c_.moments)) {
-      detail::fail("tessera: there is no moment ", state.index, ": the optimizer has ", c_.moments);
+    if (state.kind == State::Kind::moment && (state.index < 0 || state.index >= c_.needs.moments)) {
+      detail::fail("tessera: there is no moment ", state.index, ": the optimizer has ",
+                   c_.needs.moments);
     }
     if (state.kind == State::Kind::gradient && !c_.units[tensor.unit].reduced) {
       detail::fail("tessera: the gradient of '", tensor.info.name,

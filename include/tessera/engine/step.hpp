@@ -195,7 +195,7 @@ class Stepping {
       arrays_.parameters = reinterpret_cast<bf16*>(own);
     }
     arrays_.moments.clear();
-    for (int m = 0; m < c_.moments; ++m) arrays_.moments.push_back(c_.moment(u, of.group, m));
+    for (int m = 0; m < c_.needs.moments; ++m) arrays_.moments.push_back(c_.moment(u, of.group, m));
     rule_.update(c_.backend, c_.compute(), arrays_, memory);
   }
 
