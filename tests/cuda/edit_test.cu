@@ -135,8 +135,11 @@ TEST_CASE("a failed capture leaves the Shard as after its last step") {
   net.backward();
   CHECK(said([&] { (void)net.step(); }).find("call step() first") != std::string::npos);
   (void)net.model.step().get();
+  // seen() opened a lease that the steps do not have: an order that is to be captured is run once.
+  CHECK(said([&] { (void)net.step(); }).find("in another order") != std::string::npos);
+  (void)net.step().get();
   CHECK(said([&] { (void)net.step(); }) == "captured");
-  CHECK(net.seen(0) == 1.0f - 4 * 0.5f);
+  CHECK(net.seen(0) == 1.0f - 5 * 0.5f);
 }
 
 TEST_CASE("a graph may end before the report of its last replay is read") {
