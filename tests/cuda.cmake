@@ -91,6 +91,13 @@ else()
   tessera_skip("tests/nccl" "NCCL was not found")
 endif()
 
+# The Llama of examples/llama against tests/llama's reference.
+if(TARGET llama_model)
+  file(GLOB llama_gpu_tests CONFIGURE_DEPENDS llama/*_gpu_test.cpp)
+  tessera_gpu_test(test_llama_cuda ${llama_gpu_tests})
+  target_link_libraries(test_llama_cuda PRIVATE llama_model)
+endif()
+
 # The bits of the host and of the device, under the flags that could change them.
 add_executable(device_bits exact/device_bits.cu)
 add_executable(device_bits_fast_math exact/device_bits.cu)

@@ -78,7 +78,7 @@ endfunction()
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *_test.cpp)
 list(FILTER test_sources EXCLUDE
-     REGEX "^(headers|link|compile_time|compile_fail|mutation|consumer|support|cuda)/")
+     REGEX "^(headers|link|compile_time|compile_fail|mutation|consumer|support|cuda)/|_gpu_test")
 set(folders "")
 foreach(source IN LISTS test_sources)
   string(REGEX MATCH "^[^/]+" folder ${source})

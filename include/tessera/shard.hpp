@@ -64,6 +64,11 @@ consteval bool check_policies() {
   return true;
 }
 
+template <class Values>
+inline constexpr bool is_in_place = false;
+template <class Of>
+inline constexpr bool is_in_place<InPlace<Of>> = true;
+
 }  // namespace detail
 
 /// The training state of one rank, sharded over the ranks of a mesh.
@@ -130,8 +135,9 @@ class Shard {
   }
 
   /// Allocates exactly plan() and sets the first values: from_tensors (what the tensors hold, the
-  /// same on every rank), from_rank(r) (what one rank's tensors hold; collective), or a function
-  /// float(const TensorInfo&, std::uint64_t index) of the element's place in the whole tensor.
+  /// same on every rank), from_rank(r) (what one rank's tensors hold; collective), a function
+  /// float(const TensorInfo&, std::uint64_t index) of the element's place in the whole tensor, or
+  /// in_place(functions that run where the state is).
   /// From here on no tensor memory is allocated, and a rebound tensor points at null outside
   /// leases.
   template <class Values>
@@ -141,10 +147,12 @@ class Shard {
       core_.materializing().take_from_tensors();
     } else if constexpr (std::is_same_v<std::remove_cvref_t<Values>, FromRank>) {
       core_.materializing().take_from_rank(values.root);
+    } else if constexpr (detail::is_in_place<std::remove_cvref_t<Values>>) {
+      core_.materializing().generate_in_place(values.of);
     } else {
       static_assert(std::is_invocable_r_v<float, Values&, const TensorInfo&, std::uint64_t>,
-                    "tessera: materialize takes from_tensors, from_rank(r), or a function "
-                    "float(const TensorInfo&, std::uint64_t index)");
+                    "tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a "
+                    "function float(const TensorInfo&, std::uint64_t index)");
       core_.materializing().generate(values);
     }
     core_.start();

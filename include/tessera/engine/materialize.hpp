@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,9 +27,39 @@ struct FromRank {
 };
 constexpr FromRank from_rank(int root) { return {root}; }
 
+/// Values computed where the training state is, in a kernel under CUDA: `of(info)` gives each
+/// tensor's function `TESSERA_HD float operator()(std::uint64_t index) const` of an element's place
+/// in the whole tensor. Trivially copyable, and the same bits on host and device if its arithmetic
+/// is, as tessera::random_normal's.
+template <class Of>
+struct InPlace {
+  Of of;
+};
+template <class Of>
+constexpr InPlace<Of> in_place(Of of) {
+  return {std::move(of)};
+}
+
 }  // namespace tessera
 
 namespace tessera::engine {
+
+/// Sets elements, of T, to a function of their place.
+template <class Value, class T>
+struct SetInPlace {
+  Value value;
+  std::uint64_t first;
+  T* to;
+
+  TESSERA_EXEC_CHECK_DISABLE
+  TESSERA_HD void operator()(std::uint64_t i) const {
+    if constexpr (std::is_same_v<T, bf16>) {
+      to[i] = to_bf16(value(first + i));
+    } else {
+      to[i] = value(first + i);
+    }
+  }
+};
 
 template <Backend Bk>
 class Materializing {
@@ -100,6 +132,26 @@ class Materializing {
     finish();
   }
 
+  /// The same by functions that run in the backend: `of(info)` gives a tensor's.
+  template <class Of>
+  void generate_in_place(Of&& of) {
+    if constexpr (B::holds_memory) {
+      for (const TensorRecord& tensor : c_.registry.tensors()) {
+        if (!settable(tensor.info.dtype)) {
+          require_memory(tensor, tensor.handle.data());
+          take(tensor, tensor.handle.data(), {0, tensor.elements});
+          continue;
+        }
+        const auto value = of(tensor.info);
+        set_in_place(State::parameter(), tensor, value);
+        if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
+          set_in_place(State::master(), tensor, value);
+        }
+      }
+    }
+    finish();
+  }
+
   void take_from_tensors() {
     if constexpr (B::holds_memory) {
       for (const TensorRecord& tensor : c_.registry.tensors()) {
@@ -160,6 +212,20 @@ class Materializing {
       part[i] = value(tensor.info, range.begin + i);
     }
     states_.write(state, tensor, part);
+  }
+
+  template <class Value>
+  void set_in_place(State state, const TensorRecord& tensor, const Value& value) {
+    const layout::Range range = states_.held(state, tensor);
+    std::byte* const to = states_.address(state, tensor);
+    if (States<Bk>::width(state, tensor) == sizeof(float)) {
+      c_.backend.for_each(
+          c_.compute(), range.size(),
+          SetInPlace<Value, float>{value, range.begin, reinterpret_cast<float*>(to)});
+    } else {
+      c_.backend.for_each(c_.compute(), range.size(),
+                          SetInPlace<Value, bf16>{value, range.begin, reinterpret_cast<bf16*>(to)});
+    }
   }
 
   void take_from_rank(int root, const TensorRecord& tensor, std::byte* staging) {

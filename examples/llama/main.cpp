@@ -1,0 +1,60 @@
+// Trains a Llama-3 model on GPUs: see options.hpp for what it takes, README for how to build it.
+#include <cstdio>
+#include <exception>
+#include <optional>
+
+#include "cuda_check.hpp"
+#include "input_error.hpp"
+#include "options.hpp"
+#include "results.hpp"
+#include "tokens.hpp"
+#include "train.hpp"
+
+namespace llama {
+namespace {
+
+void train(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
+  switch (options.precision) {
+    case PrecisionName::fp32: return train_fp32(options, file, results, traces);
+    case PrecisionName::bf16: return train_bf16(options, file, results, traces);
+    default: throw InputError("this precision is not there yet.");
+  }
+}
+
+void run(const Options& options) {
+  int devices = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&devices); status != cudaSuccess) {
+    throw InputError(std::string("there is no GPU to train on: ") + cudaGetErrorString(status));
+  }
+  std::optional<TokenFile> file;
+  if (!options.data.empty()) {
+    file.emplace(options.data, options.format.value_or(TokenFile::format_of(options.data)));
+    file->check(options.model.vocabulary, options.sequence);
+  }
+  Results results;
+  Traces traces;
+  train(options, file ? &*file : nullptr, results, traces);
+  results.parameters = options.model.parameters();
+  results.flops_per_token = options.model.flops_per_token(options.sequence);
+  print_summary(options, results);
+  if (!options.json.empty()) write_json(options, results);
+  if (!options.trace.empty() && !tessera::write_chrome_trace(options.trace, traces)) {
+    throw InputError("cannot write the trace to " + options.trace + ".");
+  }
+}
+
+}  // namespace
+}  // namespace llama
+
+int main(int argc, char** argv) {
+  try {
+    if (const auto options = llama::parse_options(argc, argv)) llama::run(*options);
+    return 0;
+  } catch (const llama::InputError& error) {
+    std::fprintf(stderr, "llama: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "llama: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,63 @@
+// What the command line asks for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "activations.hpp"
+#include "config.hpp"
+#include "tokens.hpp"
+
+namespace llama {
+
+enum class StrategyName : std::uint8_t { replicate, zero2, zero3, zero3_keep };
+enum class PrecisionName : std::uint8_t { fp32, bf16, split, pure_bf16 };
+enum class Rate : std::uint8_t { constant, cosine };
+
+struct Options {
+  Config model;
+  std::string config = "tiny";
+  std::size_t ranks = 1;  ///< in-process ranks, which take the GPUs in turn
+  StrategyName strategy = StrategyName::zero3;
+  PrecisionName precision = PrecisionName::bf16;
+  std::size_t batch = 4;  ///< sequences of a rank in a micro-step
+  std::size_t sequence = 1024;
+  std::size_t accumulate = 1;
+  std::size_t steps = 20;
+  std::size_t untimed = 4;  ///< first steps that the times leave out
+
+  std::string data;  ///< empty: random tokens
+  std::optional<TokenFormat> format;
+
+  double learning_rate = 3e-4;
+  Rate rate = Rate::constant;
+  std::size_t warmup = 0;
+  double clip = 1.0;
+  double weight_decay = 0.1;
+  std::uint64_t seed = 1;
+
+  std::optional<Recompute> recompute;    ///< of all layers; absent: by the budget
+  std::optional<double> activation_gib;  ///< the budget; absent: what the device has left
+  bool deterministic = false;
+  bool tune = true;
+  std::string algorithms;
+  bool graph = false;
+  bool force_collectives = false;
+  bool plain = false;
+  std::size_t prefetch_depth = 1;
+
+  std::string json;
+  std::string trace;
+  bool digest = false;
+  bool quiet = false;
+
+  std::size_t rows() const { return batch * sequence; }
+  std::size_t tokens_per_step() const { return rows() * accumulate * ranks; }
+};
+
+/// Empty after --help. Throws InputError.
+std::optional<Options> parse_options(int argc, const char* const* argv);
+
+}  // namespace llama

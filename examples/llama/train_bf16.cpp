@@ -1,0 +1,10 @@
+#include "train.hpp"
+#include "train_sharded.hpp"
+
+namespace llama {
+
+void train_bf16(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
+  train_sharded<tessera::bf16, tessera::Bf16>(options, file, results, traces);
+}
+
+}  // namespace llama

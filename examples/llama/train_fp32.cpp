@@ -1,0 +1,10 @@
+#include "train.hpp"
+#include "train_sharded.hpp"
+
+namespace llama {
+
+void train_fp32(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
+  train_sharded<float, tessera::Fp32>(options, file, results, traces);
+}
+
+}  // namespace llama

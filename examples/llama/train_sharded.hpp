@@ -1,0 +1,160 @@
+// A sharded run, for a policy: ranks are threads, which take the GPUs in turn.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+#include <tessera/cuda.hpp>
+#include <tessera/tessera.hpp>
+
+#include "batches.hpp"
+#include "options.hpp"
+#include "results.hpp"
+#include "sharded_llama.hpp"
+#include "train_traces.hpp"
+#include "trainer.hpp"
+#include "transformer.hpp"
+
+namespace llama {
+
+template <class T, class Strategy, class Precision>
+class ShardedRun {
+ public:
+  using Model = tessera::Shard<Strategy, tessera::OnDevice, Precision, tessera::Cuda>;
+
+  ShardedRun(const Options& options, const TokenFile* file, tessera::CudaInProcess ranks)
+      : o_(options),
+        sums_(ranks.channel()),
+        batches_(options, file, static_cast<std::size_t>(ranks.rank())),
+        losses_(2),
+        transformer_(options.model, options.batch, options.sequence, transformer_options(options),
+                     cudaStreamPerThread),
+        shard_(tessera::Mesh<tessera::Cuda>(ranks), adamw(options), shard_options(options)),
+        model_(shard_, options.model) {
+    shard_.materialize(model_.first_values(options.seed));
+    (void)sums_.exchange(0);  // ranks of one device divide what is left: all have taken their state
+    allocate_activations(transformer_, options);
+  }
+
+  void run(Results& results, std::vector<tessera::TraceEvent>& trace) {
+    const bool first = shard_.rank() == 0;
+    Results own;
+    run_steps(
+        o_, own, [this](std::size_t step) { return enqueue(step); },
+        [this](std::size_t step) { return losses_.get()[slot(step)]; },
+        [this](double sum) { return mean(sum); });
+    trace = shard_.trace();
+    if (o_.digest) {
+      own.parameters_digest = shard_.parameters_digest();
+      own.moments_digest = shard_.moments_digest();
+    }
+    std::size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total), "asking for free memory");
+    (void)sums_.exchange(0);  // nobody gives memory back before all have asked
+    if (!first) return;
+    own.device_bytes = total - free;
+    own.strategy = Model::description().strategy.name;
+    own.precision = Model::description().precision.name;
+    own.planned_bytes = shard_.plan().total_bytes();
+    own.state_bytes = shard_.plan().state_bytes();
+    own.activation_bytes = transformer_.bytes(transformer_.recompute());
+    for (const Recompute r : transformer_.recompute()) {
+      ++(r == Recompute::nothing ? own.kept : r == Recompute::block ? own.blocks : own.elementwise);
+    }
+    own.choices = transformer_.choices();
+    results = std::move(own);
+  }
+
+ private:
+  using Ticket = tessera::StepTicket<tessera::Cuda>;
+
+  static tessera::AdamW adamw(const Options& o) {
+    return {.learning_rate = static_cast<float>(o.learning_rate),
+            .beta1 = 0.9f,
+            .beta2 = 0.95f,
+            .epsilon = 1e-8f,
+            .weight_decay = static_cast<float>(o.weight_decay)};
+  }
+  static tessera::Options shard_options(const Options& o) {
+    tessera::Options options;
+    options.clip_norm = static_cast<float>(o.clip);
+    options.prefetch_depth = static_cast<int>(o.prefetch_depth);
+    options.collectives_at_one_rank = o.force_collectives;
+    options.trace = !o.trace.empty();
+    return options;
+  }
+
+  Ticket enqueue(std::size_t step) {
+    shard_.set_learning_rate(learning_rate(o_, step));
+    std::vector<Batches::Batch> batches;
+    for (std::size_t m = 0; m < o_.accumulate; ++m) batches.push_back(batches_.fill(step, m));
+    if (!o_.graph) return work(step, batches);
+    if (step < 2) return work(step, batches);  // orders and kernels are known from the third on
+    if (!graph_) {
+      graph_.emplace(shard_, [&] { (void)work(step, batches); });
+    }
+    return graph_->replay();
+  }
+
+  Ticket work(std::size_t step, const std::vector<Batches::Batch>& batches) {
+    const float scale = static_cast<float>(1.0 / static_cast<double>(o_.rows() * o_.accumulate));
+    for (const Batches::Batch& batch : batches) {
+      transformer_.upload(batch.tokens, batch.targets);
+      model_.micro_step(transformer_, scale);
+    }
+    transformer_.take_loss(losses_.get() + slot(step));
+    return shard_.step();
+  }
+
+  std::size_t slot(std::size_t step) const { return o_.graph ? 0 : step % 2; }
+
+  double mean(double sum) {
+    double all = 0;
+    for (const double each : sums_.exchange(sum)) all += each;
+    return all / static_cast<double>(o_.tokens_per_step());
+  }
+
+  const Options& o_;
+  tessera::CudaInProcess sums_;
+  Batches batches_;
+  Pinned<double> losses_;
+  Transformer<T> transformer_;
+  Model shard_;
+  ShardedLlama<Model, T> model_;
+  std::optional<tessera::StepGraph<Model>> graph_;
+};
+
+template <class T, class Strategy, class Precision>
+void train_sharded(const Options& options, const TokenFile* file, Results& results,
+                   Traces& traces) {
+  traces.resize(options.ranks);
+  tessera::run_cuda_ranks(
+      static_cast<int>(options.ranks),
+      [&](tessera::CudaInProcess ranks) {
+        ShardedRun<T, Strategy, Precision> run(options, file, ranks);
+        run.run(results, traces[static_cast<std::size_t>(ranks.rank())]);
+      },
+      std::chrono::minutes(10));
+}
+
+/// For each strategy of --strategy.
+template <class T, class Precision>
+void train_sharded(const Options& options, const TokenFile* file, Results& results,
+                   Traces& traces) {
+  using namespace tessera;
+  switch (options.strategy) {
+    case StrategyName::replicate:
+      return train_sharded<T, Replicate, Precision>(options, file, results, traces);
+    case StrategyName::zero2:
+      return train_sharded<T, Zero2, Precision>(options, file, results, traces);
+    case StrategyName::zero3:
+      return train_sharded<T, Zero3<>, Precision>(options, file, results, traces);
+    case StrategyName::zero3_keep:
+      return train_sharded<T, Zero3<Reshard::after_backward>, Precision>(options, file, results,
+                                                                         traces);
+  }
+}
+
+}  // namespace llama
