@@ -55,7 +55,7 @@ consteval bool check_policies() {
                 "OnDevice");
   static_assert(PrecisionPolicy<P>,
                 "tessera: the third argument of Shard is a precision: Fp32, "
-                "Bf16 or WithGradients<Bf16, float>");
+                "Bf16 or what is made of them");
   static_assert(Backend<B>,
                 "tessera: the fourth argument of Shard is a backend: Host, Cuda, CudaNccl or Sim");
   static_assert(ElementwiseOptimizer<Opt>,
@@ -90,8 +90,8 @@ class Shard {
   /// Throws Error for options or hyperparameters that make no sense.
   explicit Shard(Mesh<Backend> mesh, const Optimizer& optimizer = {}, Options options = {})
       : core_(std::move(mesh), description(), std::move(options),
-              std::make_unique<engine::ElementwiseRule<typename Backend::Runtime, Optimizer>>(
-                  optimizer),
+              std::make_unique<engine::ElementwiseRule<typename Backend::Runtime, Optimizer,
+                                                       Precision::describe().storage()>>(optimizer),
               optimizer.learning_rate) {}
 
   Shard(const Shard&) = delete;
@@ -245,9 +245,12 @@ class Shard {
     const engine::TensorRecord& record = record_of(tensor);
     core_.prepare_read(state);
     core_.states().check(state, record);
-    if (engine::States<Backend>::width(state, record) != sizeof(float)) {
-      detail::fail("tessera: local(): the parameter '", record.info.name, "' is ",
-                   record.info.dtype, ": edit its master");
+    const DType dtype = core_.states().dtype(state, record);
+    if (dtype != DType::f32) {
+      const bool parameter = state.kind == State::Kind::parameter;
+      detail::fail("tessera: local(): the ", engine::States<Backend>::name_of(state), " '",
+                   record.info.name, "' is ", dtype,
+                   parameter ? ": edit its master" : ": use full() and set_full()");
     }
     core_.prepare_edit(state, record);
     const layout::Range range = core_.states().held(state, record);

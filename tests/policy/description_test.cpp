@@ -62,7 +62,15 @@ static_assert(kAgrees<ts::Bf16, float> && kAgrees<ts::Bf16, ts::bf16>);
 static_assert(kAgrees<ts::WithGradients<ts::Bf16, float>, float>);
 static_assert(kAgrees<ts::WithGradients<ts::Bf16, float>, ts::bf16>);
 static_assert(kAgrees<ts::WithGradients<ts::Fp32, float>, float>);
+static_assert(kAgrees<ts::WithReduced<ts::Bf16, ts::bf16>, ts::bf16>);
 static_assert(std::is_same_v<ts::Bf16::gradient_element<ts::bf16>, ts::bf16>);
+
+// What sums are kept in; f32 tensors keep f32 sums.
+constexpr ts::PrecisionDescription kHalf = ts::WithReduced<ts::Bf16, ts::bf16>::describe();
+static_assert(kBf16.reduced_of(DType::bf16) == DType::f32);
+static_assert(kHalf.reduced_of(DType::bf16) == DType::bf16);
+static_assert(kHalf.reduced_of(DType::f32) == DType::f32);
+static_assert(ts::WithReduced<ts::WithReduced<ts::Bf16, ts::bf16>, float>::describe() == kBf16);
 
 struct NotAStrategy {};
 struct WrongDescription {

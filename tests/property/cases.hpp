@@ -44,7 +44,8 @@ class Random {
 enum class Type { f32, bf16, i64, u8, block16 };  // block16: 16 bytes that are only moved
 enum class Form { pointer, span, vector };        // a vector is copied into, the others rebound
 enum class Strategy { replicate, zero1, zero2, zero3, zero3_keep, by_budget };
-enum class Precision { fp32, bf16, bf16_fp32_gradients };
+enum class Precision { fp32, bf16, bf16_fp32_gradients, bf16_reduced };
+inline constexpr int kPrecisions = 4;
 enum class Rule { adamw, lion, sgd };
 enum class Initial { function, from_tensors, from_rank };
 
@@ -160,6 +161,8 @@ inline void renumber(Case& c) {
   if (c.unused_unit >= static_cast<int>(c.units.size())) c.unused_unit = -1;
 }
 
+inline bool reduces_to_bf16(Precision precision) { return precision >= Precision::bf16_reduced; }
+
 inline Type parameter_type(Precision precision) {
   return precision == Precision::fp32 ? Type::f32 : Type::bf16;
 }
@@ -267,7 +270,7 @@ inline Case make_case(std::uint64_t seed, std::uint64_t index) {
   c.seed = mix(seed, index, 1);
   c.world = random.between(1, 8);
   c.strategy = static_cast<Strategy>(random.between(0, 5));
-  c.precision = static_cast<Precision>(random.between(0, 2));
+  c.precision = static_cast<Precision>(random.between(0, kPrecisions - 1));
 #ifdef TESSERA_PROPERTY_SGD_ONLY
   c.rule = Rule::sgd;
 #else

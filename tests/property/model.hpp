@@ -209,9 +209,11 @@ inline std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<under_test
   switch (c.precision) {
     case Precision::fp32: return make_model<tessera::Fp32>(c, std::move(mesh));
     case Precision::bf16: return make_model<tessera::Bf16>(c, std::move(mesh));
-    case Precision::bf16_fp32_gradients: break;
+    case Precision::bf16_fp32_gradients:
+      return make_model<tessera::WithGradients<tessera::Bf16, float>>(c, std::move(mesh));
+    case Precision::bf16_reduced: break;
   }
-  return make_model<tessera::WithGradients<tessera::Bf16, float>>(c, std::move(mesh));
+  return make_model<tessera::WithReduced<tessera::Bf16, tessera::bf16>>(c, std::move(mesh));
 }
 
 }  // namespace property

@@ -46,6 +46,7 @@ struct Tensor {
   int unit = 0;  ///< that owns it
   Element element = Element::f32;
   Element gradient = Element::f32;
+  Element sum = Element::f32;  ///< of the reduced gradient
   bool trainable = true;
   float rate_scale = 1;
   float decay = 0;
@@ -65,6 +66,7 @@ struct Unit {
   std::vector<int> owned;     ///< tensors
   std::vector<int> borrowed;  ///< units whose tensors it shares
   float divisor = 1;
+  bool in_place = false;  ///< at one rank: the gradient buffer is the reduced gradient
 
   int backward_leases = 0;
   bool held = false;     ///< gradients that have not been reduced
@@ -128,7 +130,7 @@ class Model {
   void add(int t, int rank, const std::vector<float>& values) {
     Tensor& tensor = tensors_[at(t)];
     std::vector<float>& buffer = tensor.gradients[at(rank)];
-    const bool adds = units_[at(tensor.unit)].held || tensor.written[at(rank)];
+    const bool adds = holds(units_[at(tensor.unit)]) || tensor.written[at(rank)];
     for (std::size_t i = 0; i < buffer.size(); ++i) {
       buffer[i] = adds ? buffer[i] + values[i] : values[i];
       if (tensor.gradient == Element::bf16) buffer[i] = from_bf16(to_bf16(buffer[i]));
@@ -175,6 +177,9 @@ class Model {
     for (float& value : values) value = from_bf16(to_bf16(value));
   }
 
+  // Whether gradients are added to what is there.
+  static bool holds(const Unit& unit) { return unit.held || (unit.in_place && unit.reduced); }
+
   void open(int u) {
     Unit& unit = units_[at(u)];
     if (unit.backward_leases++ > 0) return;
@@ -193,7 +198,7 @@ class Model {
       if (!tensor.trainable || tensor.elements() == 0) continue;
       any = true;
       for (std::size_t r = 0; r < tensor.gradients.size(); ++r) {
-        if (unit.held || tensor.written[r]) continue;
+        if (holds(unit) || tensor.written[r]) continue;
         std::fill(tensor.gradients[r].begin(), tensor.gradients[r].end(), 0.0f);
       }
     }
@@ -212,8 +217,9 @@ class Model {
         float sum = tensor.gradients[0][i];
         for (int r = 1; r < world_; ++r) sum = sum + tensor.gradients[at(r)][i];
         const float mean = times(sum, scale);
-        tensor.reduced[i] = unit.reduced ? tensor.reduced[i] + mean : mean;
+        tensor.reduced[i] = unit.reduced && !unit.in_place ? tensor.reduced[i] + mean : mean;
       }
+      if (tensor.sum == Element::bf16) round_to_bf16(tensor.reduced);
     }
     unit.held = false;
     unit.reduced = true;

@@ -152,7 +152,13 @@ class HostRuntime {
     stream.enqueue([=] {
       for (const NormRange& range : ranges) {
         if (range.elements == 0) continue;
-        node_values(kind, range.data, range.first_cell, range.elements, range.nodes);
+        if (range.dtype == DType::bf16) {
+          node_values(kind, static_cast<const bf16*>(range.data), range.first_cell, range.elements,
+                      range.nodes);
+        } else {
+          node_values(kind, static_cast<const float*>(range.data), range.first_cell, range.elements,
+                      range.nodes);
+        }
       }
     });
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "tessera/exact/config.hpp"
+#include "tessera/tensor/dtype.hpp"
 
 namespace tessera {
 
@@ -29,12 +30,13 @@ TESSERA_HD constexpr std::uint32_t range_blocks(std::uint64_t elements) {
 /// Runtime::norm_window cells, by their global index: `partials` has a double for each window the
 /// range touches, and `first_window` counts those of the ranges before it.
 struct NormRange {
-  const float* data = nullptr;
+  const void* data = nullptr;  ///< of type `dtype`
   std::uint64_t first_cell = 0;
   std::uint64_t elements = 0;
   double* nodes = nullptr;
   double* partials = nullptr;
   std::uint64_t first_window = 0;
+  DType dtype = DType::f32;  ///< f32 or bf16
 };
 
 /// Windows of `window` cells that the cells [begin, end) touch.

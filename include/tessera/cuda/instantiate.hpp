@@ -24,8 +24,9 @@ template <class>
 void instantiate_cuda() {
   launch_delay(nullptr, std::uint64_t{0});
   launch_norm(nullptr, NormKind::l2, nullptr, 0, 0);
-  launch_rank_sum<float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
-  launch_rank_sum<bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<float, float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<bf16, float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<bf16, bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
   launch_for_each(nullptr, 0, engine::SetLearningRate{});
   launch_for_each(nullptr, 0, engine::FoldTensor{});
   launch_for_each(nullptr, 0, engine::DecideStep{});

@@ -70,8 +70,7 @@ class Materializing {
     if (c_.map.total > 0 && !c_.backend.poisons()) {
       c_.backend.fill(c_.compute(), c_.memory, 0, c_.map.total);
     } else if (c_.map.total > 0) {
-      const std::uint64_t states = c_.units.empty() ? 0 : first_buffer();
-      c_.backend.fill(c_.compute(), c_.memory, 0, states);
+      c_.backend.fill(c_.compute(), c_.memory, 0, c_.map.buffers);
       c_.backend.fill(c_.compute(), c_.memory + c_.map.step, 0, c_.map.total - c_.map.step);
     }
     c_.note_use();
@@ -139,12 +138,6 @@ class Materializing {
   }
 
   static bool settable(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
-
-  std::uint64_t first_buffer() const {
-    std::uint64_t bytes = c_.map.slots;
-    for (const UnitMap& unit : c_.map.units) bytes = std::min(bytes, unit.gradients);
-    return bytes;
-  }
 
   void require_memory(const TensorRecord& tensor, const void* data) const {
     if (data != nullptr || tensor.elements == 0) return;

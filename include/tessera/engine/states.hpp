@@ -28,7 +28,7 @@ struct State {
   static constexpr State moment(int index) { return {Kind::moment, index}; }
 };
 
-/// This rank's part of a state: the tensor's elements [begin, begin + values.size()).
+/// This rank's part of a state kept in fp32: the tensor's elements [begin, begin + values.size()).
 struct LocalState {
   std::span<float> values;
   std::uint64_t begin = 0;
@@ -44,6 +44,16 @@ class States {
   using B = typename Bk::Runtime;
 
   explicit States(Context<Bk>& context) : c_(context) {}
+
+  static const char* name_of(State state) {
+    switch (state.kind) {
+      case State::Kind::parameter: return "parameter";
+      case State::Kind::master: return "master of";
+      case State::Kind::gradient: return "reduced gradient of";
+      case State::Kind::moment: return "moment of";
+    }
+    return "?";
+  }
 
   /// The tensor's elements this rank holds of `state`.
   layout::Range held(State state, const TensorRecord& tensor) const {
@@ -67,13 +77,13 @@ class States {
       const std::uint64_t begin = group.piece_elements * static_cast<std::uint64_t>(c_.rank());
       return c_.piece(u, g) + (element - begin) * width;
     }
-    float* array = nullptr;
+    std::byte* array = nullptr;
     switch (state.kind) {
-      case State::Kind::master: array = c_.master(u, g); break;
+      case State::Kind::master: array = master(tensor); break;
       case State::Kind::gradient: array = c_.reduced(u, g); break;
       default: array = c_.moment(u, g, state.index); break;
     }
-    return reinterpret_cast<std::byte*>(array + (element - c_.state_range(u, g).begin));
+    return array + (element - c_.state_range(u, g).begin) * width(state, tensor);
   }
 
   void check(State state, const TensorRecord& tensor) const {
@@ -92,8 +102,15 @@ class States {
     }
   }
 
-  static std::uint64_t width(State state, const TensorRecord& tensor) {
-    return state.kind == State::Kind::parameter ? size_of(tensor.info.dtype) : sizeof(float);
+  DType dtype(State state, const TensorRecord& tensor) const {
+    switch (state.kind) {
+      case State::Kind::parameter: return tensor.info.dtype;
+      case State::Kind::gradient: return c_.policy.precision.reduced_of(tensor.info.dtype);
+      default: return DType::f32;
+    }
+  }
+  std::uint64_t width(State state, const TensorRecord& tensor) const {
+    return size_of(dtype(state, tensor));
   }
 
   /// The whole tensor on every rank. Collective unless this rank holds all of it.
@@ -163,7 +180,7 @@ class States {
   void write(State state, const TensorRecord& tensor, std::span<const float> part) {
     if (part.empty()) return;
     std::byte* to = address(state, tensor);
-    const DType dtype = state.kind == State::Kind::parameter ? tensor.info.dtype : DType::f32;
+    const DType dtype = this->dtype(state, tensor);
     if (dtype == DType::f32) {
       c_.backend.write(c_.compute(), to, part.data(), part.size_bytes());
     } else if (dtype == DType::bf16) {
@@ -177,10 +194,10 @@ class States {
   }
 
   /// Floats of a tensor's bytes as full() returns them.
-  static std::vector<float> to_floats(State state, const TensorRecord& tensor,
-                                      const std::vector<std::byte>& bytes) {
+  std::vector<float> to_floats(State state, const TensorRecord& tensor,
+                               const std::vector<std::byte>& bytes) const {
     std::vector<float> values(tensor.elements);
-    const DType dtype = state.kind == State::Kind::parameter ? tensor.info.dtype : DType::f32;
+    const DType dtype = this->dtype(state, tensor);
     if (dtype == DType::f32) {
       std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(values.data()));
     } else if (dtype == DType::bf16) {
@@ -194,6 +211,13 @@ class States {
   }
 
  private:
+  // The fp32 weights that the optimizer updates: the master, or the parameters themselves.
+  std::byte* master(const TensorRecord& tensor) {
+    const std::uint32_t g = tensor.placement.group;
+    return PrecisionDescription::has_master(tensor.info.dtype) ? c_.master(tensor.unit, g)
+                                                               : c_.weights(tensor.unit, g);
+  }
+
   // Every rank holds all of it. Of the reduced gradients each has its own piece, until step().
   bool is_whole(State state, const TensorRecord& tensor) const {
     if (c_.world() == 1) return true;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "tessera/exact/strict_double.hpp"
 #include "tessera/layout/flat.hpp"
 #include "tessera/optimizer/optimizer.hpp"
+#include "tessera/policy/description.hpp"
+#include "tessera/tensor/dtype.hpp"
 
 namespace tessera::engine {
 
@@ -24,10 +27,11 @@ namespace tessera::engine {
 struct UpdateArrays {
   std::span<const ElementRange> ranges;
   const ElementRange* resident = nullptr;  ///< the same in the backend's memory
-  float* weights = nullptr;                ///< fp32: the master, or the parameters themselves
-  bf16* parameters = nullptr;              ///< the weights rounded, or null where there are no such
-  const float* gradients = nullptr;        ///< reduced, before clipping
-  std::vector<float*> moments;
+  DType dtype = DType::f32;                ///< of the parameters: f32, or the precision's
+  void* parameters = nullptr;
+  void* master = nullptr;           ///< not of f32 parameters, which are their own
+  const void* gradients = nullptr;  ///< reduced, before clipping
+  std::vector<void*> moments;
 };
 
 /// Where the optimizer finds what a step decided, and keeps its own clock and coefficients.
@@ -115,7 +119,8 @@ struct DecidedUpdate {
   }
 };
 
-template <Runtime B, ElementwiseOptimizer Optimizer>
+/// `storage`: how the precision keeps what is updated. f32 parameters are kept as f32 under all.
+template <Runtime B, ElementwiseOptimizer Optimizer, StateStorage storage = StateStorage{}>
 class ElementwiseRule final : public UpdateRule<B> {
  public:
   explicit ElementwiseRule(const Optimizer& optimizer) : optimizer_(optimizer) {
@@ -149,6 +154,7 @@ class ElementwiseRule final : public UpdateRule<B> {
  private:
   using Clock = typename Optimizer::Clock;
   using Coefficients = typename Optimizer::Coefficients;
+  using Reduced = std::conditional_t<storage.reduced == DType::bf16, bf16, float>;
   static constexpr std::uint64_t kCoefficients = layout::round_up(sizeof(Clock), 64);
 
   static Coefficients* coefficients(const UpdateMemory& memory) {
@@ -158,17 +164,20 @@ class ElementwiseRule final : public UpdateRule<B> {
   template <std::size_t... I>
   void update(B& backend, typename B::Stream& stream, const UpdateArrays& a,
               const UpdateMemory& memory, std::index_sequence<I...>) const {
-    if (a.parameters == nullptr) {
+    if (a.dtype == DType::f32) {
       backend.transform_ranges(
           stream, a.ranges, a.resident,
           DecidedUpdate<Optimizer, UpdateInPlace>{memory.scalars, coefficients(memory)},
-          InOut<float>{a.weights}, In<float>{a.gradients}, InOut<float>{a.moments[I]}...);
+          InOut<float>{static_cast<float*>(a.parameters)},
+          In<float>{static_cast<const float*>(a.gradients)},
+          InOut<float>{static_cast<float*>(a.moments[I])}...);
     } else {
       backend.transform_ranges(
           stream, a.ranges, a.resident,
           DecidedUpdate<Optimizer, UpdateAndRound>{memory.scalars, coefficients(memory)},
-          Out<bf16>{a.parameters}, InOut<float>{a.weights}, In<float>{a.gradients},
-          InOut<float>{a.moments[I]}...);
+          Out<bf16>{static_cast<bf16*>(a.parameters)}, InOut<float>{static_cast<float*>(a.master)},
+          In<Reduced>{static_cast<const Reduced*>(a.gradients)},
+          InOut<float>{static_cast<float*>(a.moments[I])}...);
     }
   }
 

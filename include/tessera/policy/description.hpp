@@ -40,6 +40,14 @@ struct OffloadDescription {
   friend constexpr bool operator==(const OffloadDescription&, const OffloadDescription&) = default;
 };
 
+/// How a precision keeps what the optimizer works on, of tensors that are not f32. Policies that
+/// agree in it share their kernels.
+struct StateStorage {
+  DType reduced = DType::f32;
+
+  friend constexpr bool operator==(const StateStorage&, const StateStorage&) = default;
+};
+
 struct PrecisionDescription {
   const char* name = "";
   /// Trainable tensors have this element type, or f32 (kept in f32: norms, adapters).
@@ -47,11 +55,17 @@ struct PrecisionDescription {
   /// The gradient buffer's type of tensors of type `parameter`; f32 tensors have f32 gradients.
   /// It is also what the reduction carries; the sum over ranks is always fp32.
   DType gradient = DType::f32;
+  /// What the sum is kept in, for tensors of type `parameter`; f32 tensors keep f32.
+  DType reduced = DType::f32;
 
   constexpr bool trains(DType dtype) const { return dtype == parameter || dtype == DType::f32; }
   constexpr DType gradient_of(DType dtype) const {
     return dtype == parameter ? gradient : DType::f32;
   }
+  constexpr DType reduced_of(DType dtype) const {
+    return dtype == parameter ? reduced : DType::f32;
+  }
+  constexpr StateStorage storage() const { return {reduced}; }
   /// A tensor whose own type cannot hold the update in full keeps an fp32 master beside it.
   static constexpr bool has_master(DType dtype) { return dtype != DType::f32; }
 
