@@ -98,6 +98,14 @@ void test(Model& model, ts::Unit unit) {
   using Reduced = ts::WithReduced<ts::Bf16, ts::bf16>;
   Of<ts::Zero1, ts::OnDevice, ts::WithGradients<Reduced, float>>* shard = nullptr;
   shard->rank();
+#elif defined(CASE_a_split_master_of_fp32)
+  // EXPECT: tessera: SplitMaster needs a policy with bf16 parameters
+  Of<ts::Zero1, ts::OnDevice, ts::SplitMaster<ts::Fp32>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_moments_that_are_no_numbers)
+  // EXPECT: tessera: WithMoments takes float or tessera::bf16 as the moments' type
+  Of<ts::Zero1, ts::OnDevice, ts::WithMoments<ts::Fp32, int>>* shard = nullptr;
+  shard->rank();
 #elif defined(CASE_zero3_never)
   // EXPECT: tessera: Zero3 reshards after_forward or after_backward; for parameters kept until the step use Zero2
   Of<ts::Zero3<ts::Reshard::never>>* shard = nullptr;

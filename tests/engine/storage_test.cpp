@@ -9,6 +9,8 @@ namespace {
 
 using Half = ts::bf16;
 using Reduced = ts::WithReduced<ts::Bf16, Half>;
+using Split = ts::SplitMaster<Reduced>;
+using Pure = ts::WithMoments<ts::PureBf16<>, Half>;
 
 /// Bytes of state a parameter at one rank: all of the plan but its slots and scalars.
 template <class Precision>
@@ -57,6 +59,11 @@ struct OneTensor {
 TEST_CASE("bytes of state a parameter at one rank") {
   CHECK(state_bytes<ts::Bf16>() == 18);
   CHECK(state_bytes<Reduced>() == 16);
+  CHECK(state_bytes<ts::SplitMaster<>>() == 16);
+  CHECK(state_bytes<Split>() == 14);
+  CHECK(state_bytes<ts::WithMoments<Split, Half>>() == 10);
+  CHECK(state_bytes<ts::PureBf16<>>() == 12);
+  CHECK(state_bytes<Pure>() == 8);
 }
 
 TEST_CASE("sums over ranks are fp32 in rank order and rounded to bf16 once") {
@@ -145,4 +152,79 @@ TEST_CASE("accumulated unreduced, the buffer in place is the same one") {
   CHECK_FALSE(one.model.step().get().skipped);
   one.backward(1);
   CHECK_FALSE(one.accumulated);
+}
+
+TEST_CASE("a split master is the fp32 master, bit for bit, whatever the strategy") {
+  const auto run = []<class Strategy, class Precision>(int world) {
+    std::vector<float> masters;
+    std::uint64_t digest = 0;
+    under_test::run_ranks(world, [&](under_test::Ranks ranks) {
+      std::span<Half> w(static_cast<Half*>(nullptr), 777);
+      std::span<float> f(static_cast<float*>(nullptr), 70);
+      ShardOf<Strategy, Precision, ts::AdamW> model(
+          ts::Mesh<under_test::Backend>(ranks, {.poison = true}), {.learning_rate = 1e-3f});
+      const ts::Unit unit = model.add_unit("u", w, f);
+      model.materialize([](const ts::TensorInfo&, std::uint64_t i) {
+        return static_cast<float>(i) * 0x1.234p-9f - 1;
+      });
+      for (int step = 0; step < 5; ++step) {
+        { const auto lease = model.forward(unit); }
+        auto lease = model.backward(unit);
+        // Of few bits, so that the sums' order is all the same.
+        std::uint64_t i = 0;
+        for (Half& g : lease.gradient(w).span()) g = ts::to_bf16(slope(0, step, 0, i++));
+        std::fill_n(lease.gradient(f).data, 70, 0.5f);
+        lease.close();
+        CHECK_FALSE(model.step().get().skipped);
+      }
+      const std::vector<float> master = model.full(ts::State::master(), w);
+      const std::uint64_t mine = model.parameters_digest() ^ model.moments_digest();
+      const std::vector<float> parameters = model.full(ts::State::parameter(), w);
+      std::size_t far = 0;
+      for (std::size_t i = 0; i < master.size(); ++i) {
+        far += std::fabs(master[i] - parameters[i]) <= std::fabs(master[i]) / 256 ? 0 : 1;
+      }
+      CHECK(far == 0);
+      if (ranks.rank() != 0) return;
+      masters = master;
+      digest = mine;
+    });
+    return std::pair{masters, digest};
+  };
+  const auto wanted = run.operator()<ts::Zero3<>, Reduced>(1);
+  const auto split = run.operator()<ts::Zero3<>, Split>(1);
+  CHECK(differences(split.first, wanted.first) == 0);
+  for (int world : {1, 2, 4}) {
+    for_each_strategy(
+        [&]<class Strategy>() { CHECK(run.operator()<Strategy, Split>(world) == split); });
+  }
+}
+
+TEST_CASE("a split master is set and read in full; local() says that it is in halves") {
+  for_each_strategy([]<class Strategy>() {
+    under_test::run_ranks(3, [](under_test::Ranks ranks) {
+      std::vector<Half> held(1000);
+      for (std::size_t i = 0; i < held.size(); ++i)
+        held[i].bits = static_cast<std::uint16_t>(i * 31);
+      std::span<Half> w(held);
+      ShardOf<Strategy, Split> model{ts::Mesh<under_test::Backend>(ranks, {.poison = true})};
+      (void)model.add_unit("u", w);
+      model.materialize(ts::from_tensors);
+      std::vector<float> values(1000);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = ts::to_float(held[i]);
+      CHECK(differences(model.full(ts::State::master(), w), values) == 0);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = std::ldexp(1 + static_cast<float>(i) / 4096, static_cast<int>(i % 30) - 15);
+      }
+      for (const ts::State state : {ts::State::master(), ts::State::parameter()}) {
+        model.set_full(state, w, values);
+        CHECK(differences(model.full(ts::State::master(), w), values) == 0);
+        values[7] = -values[7] / 3;
+      }
+      CHECK_SAYS(error_of([&] { (void)model.local(ts::State::master(), w); }),
+                 "the master of 'u.0' is in two halves: use full() and set_full()");
+      CHECK_SAYS(error_of([&] { (void)model.local(ts::State::parameter(), w); }),
+                 "the parameter 'u.0' is bf16: use full() and set_full()");
+    });
+  });
 }

@@ -72,6 +72,12 @@ inline reference::Tensor reference_tensor(const Case& c, int t) {
   tensor.element = element_of(spec.type);
   tensor.gradient = gradient_of(c, spec.type);
   tensor.sum = sum_of(c, spec.type);
+  if (c.precision == Precision::pure || c.precision == Precision::fp32_moments) {
+    tensor.moment = reference::Element::bf16;
+  }
+  if (c.precision == Precision::split) tensor.kept = reference::Master::split;
+  if (c.precision == Precision::pure) tensor.kept = reference::Master::none;
+  if (!spec.trainable) tensor.kept = reference::Master::fp32;
   tensor.trainable = spec.trainable;
   tensor.decay = spec.decay ? c.weight_decay : 0;
   if (!c.options.groups.empty()) {
@@ -83,12 +89,12 @@ inline reference::Tensor reference_tensor(const Case& c, int t) {
     tensor.opaque = initial_bytes(c, spec);
     return tensor;
   }
-  tensor.weights = tensor.master = initial_floats(c, spec);
-  if (tensor.element == reference::Element::bf16) {
-    for (float& w : tensor.weights) w = reference::from_bf16(reference::to_bf16(w));
-    // What a bf16 tensor holds is all there is; a function's values reach the master unrounded.
-    if (c.initial != Initial::function) tensor.master = tensor.weights;
+  tensor.master = initial_floats(c, spec);
+  // What a bf16 tensor holds is all there is; a function's values reach the master unrounded.
+  if (tensor.element == reference::Element::bf16 && c.initial != Initial::function) {
+    for (float& w : tensor.master) w = reference::from_bf16(reference::to_bf16(w));
   }
+  reference::Model::take_weights(tensor);
   return tensor;
 }
 
@@ -116,7 +122,8 @@ inline reference::Model reference_model(const Case& c) {
   if (c.rule == Rule::lion) optimizer.beta2 = 0.99f;
   optimizer.nesterov = c.seed % 2 == 0;
   return reference::Model(c.world, std::move(tensors), std::move(units), optimizer,
-                          c.options.clip_norm, static_cast<reference::Norm>(c.options.norm));
+                          c.options.clip_norm, static_cast<reference::Norm>(c.options.norm),
+                          c.options.rounding_seed);
 }
 
 /// All ranks' kernels of one backward lease.

@@ -135,7 +135,9 @@ class HostRuntime {
     stream.enqueue([=] {
       if (!f.enabled()) return;
       for (const ElementRange& range : ranges) {
-        elementwise(range.count, f.prepare(range.setting), Refs{refs.data + range.begin}...);
+        const RoundingKey key = rounding_key_of<Refs...>(f, range);
+        elementwise(range.count, f.prepare(range.setting),
+                    detail::keyed(refs, key).from(range.begin)...);
       }
     });
   }

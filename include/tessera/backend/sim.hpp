@@ -128,6 +128,11 @@ class SimRuntime {
   static constexpr std::uint64_t traffic(const InOut<T>&) {
     return 2 * sizeof(T);
   }
+  static constexpr std::uint64_t traffic(const InOutSplit&) { return 8; }
+  template <int field>
+  static constexpr std::uint64_t traffic(const InOutStochastic<field>&) {
+    return 4;
+  }
 
   double start(Stream& stream) { return stream.now_ns = std::max(stream.now_ns, host_ns_); }
   void move_bytes(Stream& stream, std::uint64_t bytes) {

@@ -91,7 +91,7 @@ class Materializing {
         }
         const layout::Range weights = states_.held(State::parameter(), tensor);
         fill(State::parameter(), tensor, weights, part, value);
-        if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
+        if (states_.has_master(tensor)) {
           fill(State::master(), tensor, states_.held(State::master(), tensor), part, value);
         }
       }
@@ -187,7 +187,8 @@ class Materializing {
     c_.backend.write(c_.compute(), weights + (part.begin - held.begin) * width,
                      static_cast<const std::byte*>(data) + (part.begin - of.begin) * width,
                      part.size() * width);
-    if (!tensor.info.trainable || !PrecisionDescription::has_master(tensor.info.dtype)) return;
+    if (!states_.has_master(tensor) || states_.is_split(tensor)) return;
+    // (The lower half of what a bf16 holds is zero, as that memory is.)
     const layout::Range master = states_.held(State::master(), tensor);
     const layout::Range begun{std::max(master.begin, part.begin), std::min(master.end, part.end)};
     if (begun.begin >= begun.end) return;

@@ -58,13 +58,13 @@ inline std::uint64_t reduced_offset(const layout::UnitLayout& layout, std::uint3
 }
 inline std::uint64_t master_offset(const layout::UnitLayout& layout, std::uint32_t group,
                                    const PolicyDescription& policy) {
-  return state_offset(layout, group, policy.strategy, [](DType dtype) {
-    return PrecisionDescription::has_master(dtype) ? sizeof(float) : 0;
-  });
+  return state_offset(layout, group, policy.strategy,
+                      [&](DType dtype) { return policy.precision.master_bytes(dtype); });
 }
 inline std::uint64_t moment_offset(const layout::UnitLayout& layout, std::uint32_t group,
                                    const PolicyDescription& policy) {
-  return state_offset(layout, group, policy.strategy, [](DType) { return sizeof(float); });
+  return state_offset(layout, group, policy.strategy,
+                      [&](DType) { return size_of(policy.precision.moments); });
 }
 
 /// What the sum of a unit's gradients is divided by.

@@ -197,7 +197,8 @@ class Stepping {
   UpdateMemory update_memory() {
     const StepMemory& at = c_.map.step_memory;
     return {scalars(), c_.template step_array<UpdateSetting>(at.settings),
-            setting_count(c_.options), c_.template step_array<std::byte>(at.rule)};
+            setting_count(c_.options), c_.template step_array<std::byte>(at.rule),
+            c_.options.rounding_seed};
   }
 
   std::vector<UpdateSetting> settings() const {
@@ -265,7 +266,7 @@ class Stepping {
       }
       if (part.empty()) continue;
       all.push_back({tensor.placement.offset + part.begin - held.begin, part.size(),
-                     setting_of(tensor), blocks});
+                     setting_of(tensor), blocks, part.begin, tensor.info.id});
       blocks += range_blocks(part.size());
       ++of.count;
     }

@@ -89,8 +89,57 @@ struct WithReduced {
   using gradient_element = typename P::template gradient_element<E>;
 };
 
+/// Policy `P`, of bf16 parameters, with the fp32 master in two halves: the parameter itself, which
+/// is then the master rounded to nearest with ties away from zero, and 16 bits beside it. Exact,
+/// and 2 bytes an element less.
+template <PrecisionPolicy P = Bf16>
+struct SplitMaster {
+  static_assert(P::describe().parameter == DType::bf16,
+                "tessera: SplitMaster needs a policy with bf16 parameters: fp32 ones are their own "
+                "master");
+  static constexpr PrecisionDescription describe() {
+    PrecisionDescription description = P::describe();
+    description.master = Master::split;
+    return description;
+  }
+  template <class E>
+  using gradient_element = typename P::template gradient_element<E>;
+};
+
+/// bf16 parameters and gradients, and no master: the parameters are updated in fp32 arithmetic and
+/// rounded stochastically, so that what one update loses many keep on average. Reduced gradients
+/// are in type `R` (float or bf16). The random bits are a function of Options::rounding_seed, the
+/// tensor, the element's place in it and the number of updates.
+template <class R = bf16>
+struct PureBf16 {
+  static constexpr PrecisionDescription describe() {
+    PrecisionDescription description = WithReduced<Bf16, R>::describe();
+    description.name = "pure bf16";
+    description.master = Master::none;
+    return description;
+  }
+  template <class E>
+  using gradient_element = E;
+};
+
+/// Policy `P` with moments in type `M` (float or bf16), those of f32 tensors too. bf16 ones are
+/// rounded stochastically: to nearest, a slow average would stand still.
+template <PrecisionPolicy P, class M>
+struct WithMoments {
+  static_assert(std::is_same_v<M, float> || std::is_same_v<M, bf16>,
+                "tessera: WithMoments takes float or tessera::bf16 as the moments' type");
+  static constexpr PrecisionDescription describe() {
+    PrecisionDescription description = P::describe();
+    description.moments = ElementTraits<M>::dtype;
+    return description;
+  }
+  template <class E>
+  using gradient_element = typename P::template gradient_element<E>;
+};
+
 static_assert(PrecisionPolicy<Fp32> && PrecisionPolicy<Bf16> &&
               PrecisionPolicy<WithGradients<Bf16, float>> &&
-              PrecisionPolicy<WithReduced<Bf16, bf16>>);
+              PrecisionPolicy<WithReduced<Bf16, bf16>> && PrecisionPolicy<SplitMaster<>> &&
+              PrecisionPolicy<WithMoments<PureBf16<>, bf16>>);
 
 }  // namespace tessera
