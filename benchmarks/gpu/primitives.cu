@@ -91,8 +91,12 @@ void adamw(Results& results, bool rounds) {
   ts::engine::UpdateArrays arrays;
   arrays.ranges = ranges;
   arrays.resident = resident.data();
-  arrays.weights = weights.data();
-  arrays.parameters = rounds ? parameters.data() : nullptr;
+  arrays.dtype = rounds ? ts::DType::bf16 : ts::DType::f32;
+  arrays.parameters = weights.data();
+  if (rounds) {
+    arrays.parameters = parameters.data();
+    arrays.master = weights.data();
+  }
   arrays.gradients = gradients.data();
   arrays.moments = {m.data(), v.data()};
   report(results, rounds ? "adamw/f32-states-bf16-out" : "adamw/f32", bench,

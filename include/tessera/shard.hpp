@@ -55,7 +55,7 @@ consteval bool check_policies() {
                 "OnDevice");
   static_assert(PrecisionPolicy<P>,
                 "tessera: the third argument of Shard is a precision: Fp32, "
-                "Bf16 or WithGradients<Bf16, float>");
+                "Bf16 or what is made of them");
   static_assert(Backend<B>,
                 "tessera: the fourth argument of Shard is a backend: Host, Cuda, CudaNccl or Sim");
   static_assert(ElementwiseOptimizer<Opt>,
@@ -95,8 +95,8 @@ class Shard {
   /// Throws Error for options or hyperparameters that make no sense.
   explicit Shard(Mesh<Backend> mesh, const Optimizer& optimizer = {}, Options options = {})
       : core_(std::move(mesh), description(), std::move(options),
-              std::make_unique<engine::ElementwiseRule<typename Backend::Runtime, Optimizer>>(
-                  optimizer),
+              std::make_unique<engine::ElementwiseRule<typename Backend::Runtime, Optimizer,
+                                                       Precision::describe().storage()>>(optimizer),
               optimizer.learning_rate) {}
 
   Shard(const Shard&) = delete;
@@ -253,10 +253,7 @@ class Shard {
     const engine::TensorRecord& record = record_of(tensor);
     core_.prepare_read(state);
     core_.states().check(state, record);
-    if (engine::States<Backend>::width(state, record) != sizeof(float)) {
-      detail::fail("tessera: local(): the parameter '", record.info.name, "' is ",
-                   record.info.dtype, ": edit its master");
-    }
+    require_fp32(state, record);
     core_.prepare_edit(state, record);
     const layout::Range range = core_.states().held(state, record);
     auto* data = reinterpret_cast<float*>(core_.states().address(state, record));
@@ -289,7 +286,7 @@ class Shard {
       } else {
         digest.update(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
       }
-      if (record.info.trainable && PrecisionDescription::has_master(record.info.dtype)) {
+      if (core_.states().has_master(record)) {
         add_floats(digest, State::master(), record);
       }
     }
@@ -324,14 +321,31 @@ class Shard {
   const std::vector<TraceEvent>& trace() const { return core_.context().recorder.trace(); }
 
  private:
+  void require_fp32(State state, const engine::TensorRecord& record) {
+    const engine::States<Backend>& states = core_.states();
+    const char* const what = engine::States<Backend>::name_of(state);
+    const DType dtype = states.dtype(state, record);
+    if (dtype != DType::f32) {
+      const bool has_another = state.kind == State::Kind::parameter && states.has_master(record) &&
+                               !states.is_split(record);
+      detail::fail("tessera: local(): the ", what, " '", record.info.name, "' is ", dtype,
+                   has_another ? ": edit its master" : ": use full() and set_full()");
+    }
+    if (state.kind == State::Kind::master && states.is_split(record)) {
+      detail::fail("tessera: local(): the ", what, " '", record.info.name,
+                   "' is in two halves: use full() and set_full()");
+    }
+  }
+
   void check_unit(Unit unit) const {
     if (unit.index < core_.context().registry.units().size()) return;
     detail::fail("tessera: there is no unit ", unit.index, ": use what add_unit returned");
   }
 
   void add_floats(Digest& digest, State state, const engine::TensorRecord& record) {
-    const std::vector<std::byte> bytes = core_.states().full(state, record);
-    digest.update(reinterpret_cast<const float*>(bytes.data()), record.elements);
+    const std::vector<float> values =
+        core_.states().to_floats(state, record, core_.states().full(state, record));
+    digest.update(values.data(), record.elements);
   }
 
   /// By the tensor, by the pointer variable given to tensor(pointer, shape), by name, or by what

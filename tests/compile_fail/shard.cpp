@@ -66,7 +66,7 @@ void test(Model& model, ts::Unit unit) {
   Of<ts::Zero1, ts::Fp32>* shard = nullptr;
   shard->rank();
 #elif defined(CASE_no_precision)
-  // EXPECT: tessera: the third argument of Shard is a precision: Fp32, Bf16 or WithGradients<Bf16, float>
+  // EXPECT: tessera: the third argument of Shard is a precision: Fp32, Bf16 or what is made of them
   Of<ts::Zero1, ts::OnDevice, float>* shard = nullptr;
   shard->rank();
 #elif defined(CASE_no_backend)
@@ -84,6 +84,27 @@ void test(Model& model, ts::Unit unit) {
 #elif defined(CASE_gradients_that_are_no_numbers)
   // EXPECT: tessera: WithGradients takes float or tessera::bf16 as the gradients' type
   Of<ts::Zero1, ts::OnDevice, ts::WithGradients<ts::Bf16, int>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_sums_that_are_no_numbers)
+  // EXPECT: tessera: WithReduced takes float or tessera::bf16 as the reduced gradients' type
+  Of<ts::Zero1, ts::OnDevice, ts::WithReduced<ts::Bf16, int>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_sums_narrower_than_gradients)
+  // EXPECT: tessera: WithReduced<P, bf16> needs a policy with bf16 gradients
+  Of<ts::Zero1, ts::OnDevice, ts::WithReduced<ts::Fp32, ts::bf16>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_gradients_wider_than_sums)
+  // EXPECT: tessera: float gradients of a policy whose reduced gradients are bf16
+  using Reduced = ts::WithReduced<ts::Bf16, ts::bf16>;
+  Of<ts::Zero1, ts::OnDevice, ts::WithGradients<Reduced, float>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_a_split_master_of_fp32)
+  // EXPECT: tessera: SplitMaster needs a policy with bf16 parameters
+  Of<ts::Zero1, ts::OnDevice, ts::SplitMaster<ts::Fp32>>* shard = nullptr;
+  shard->rank();
+#elif defined(CASE_moments_that_are_no_numbers)
+  // EXPECT: tessera: WithMoments takes float or tessera::bf16 as the moments' type
+  Of<ts::Zero1, ts::OnDevice, ts::WithMoments<ts::Fp32, int>>* shard = nullptr;
   shard->rank();
 #elif defined(CASE_zero3_never)
   // EXPECT: tessera: Zero3 reshards after_forward or after_backward; for parameters kept until the step use Zero2

@@ -153,6 +153,20 @@ TEST_CASE("norm_nodes: bits of the host for ranges at any cell, of any size, wit
         runtime.norm_nodes(compute(runtime), kind, resident, table.data());
         CHECK(different_bits(out.host(), expected) == 0);
       }
+      // The same in bf16.
+      std::vector<std::vector<ts::bf16>> halves;
+      std::deque<OnDevice<ts::bf16>> halves_on_device;
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        halves.push_back(rounded(data[i]));
+        halves_on_device.emplace_back(halves.back());
+        ranges[i].data = halves.back().data();
+        resident[i].data = halves_on_device.back().data();
+        ranges[i].dtype = resident[i].dtype = ts::DType::bf16;
+      }
+      host.norm_nodes(host.stream(ts::StreamKind::compute), kind, ranges, nullptr);
+      const OnDevice<ts::NormRange> half_table(resident);
+      runtime.norm_nodes(compute(runtime), kind, resident, half_table.data());
+      CHECK(different_bits(out.host(), expected) == 0);
     }
   }
 }
@@ -184,6 +198,12 @@ TEST_CASE("sums in rank order: bits of the host, in both types, scaled and accum
       }
       std::vector<float> out = values(9, n), half_out = out;
       const OnDevice<float> device_out(out), device_half_out(out);
+      std::vector<ts::bf16> to_half = rounded(out);
+      const OnDevice<ts::bf16> device_to_half(to_half, n % 3 == 0 ? 1 : 0);
+      ts::rank_sum(n, half_at.data(), ranks, 0.3f, accumulate, to_half.data());
+      ts::detail::launch_rank_sum(compute(runtime).handle, n, device_half_at.data(), ranks, 0.3f,
+                                  accumulate, device_to_half.data());
+      CHECK(different_bits(device_to_half.host(), to_half) == 0);
       ts::rank_sum(n, at.data(), ranks, 0.3f, accumulate, out.data());
       ts::rank_sum(n, half_at.data(), ranks, 0.3f, accumulate, half_out.data());
       ts::detail::launch_rank_sum(compute(runtime).handle, n, device_at.data(), ranks, 0.3f,

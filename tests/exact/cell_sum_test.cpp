@@ -205,6 +205,24 @@ TEST_CASE("the portable lane folds a cell to the same bits") {
   }
 }
 
+TEST_CASE("nodes of bf16 are those of the same values in fp32") {
+  for (const std::uint64_t n : {1u, 63u, 64u, 65u, 1000u}) {
+    std::vector<tessera::bf16> half;
+    std::vector<float> wide;
+    for (const float value : values::values_around(n, n, 0, 8)) {
+      half.push_back(tessera::to_bf16(value));
+      wide.push_back(tessera::to_float(half.back()));
+    }
+    const auto nodes = static_cast<std::size_t>(tessera::node_count(3, 3 + tessera::cells_of(n)));
+    for (const NormKind kind : kKinds) {
+      std::vector<double> of_half(nodes), of_wide(nodes);
+      tessera::node_values(kind, half.data(), 3, n, of_half.data());
+      tessera::node_values(kind, wide.data(), 3, n, of_wide.data());
+      CHECK(of_half == of_wide);
+    }
+  }
+}
+
 TEST_CASE("combine refuses nodes that do not cover the cells") {
   const auto message = [](std::uint64_t cells, std::vector<NodeValue> nodes) -> std::string {
     try {

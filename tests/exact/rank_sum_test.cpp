@@ -73,6 +73,26 @@ TEST_CASE_TEMPLATE("rank_sum folds in rank order, then scales, then accumulates"
   }
 }
 
+TEST_CASE("a bf16 output is the fp32 result, accumulated with what is there, rounded once") {
+  for (const int ranks : {1, 3, 8}) {
+    for (const std::uint64_t n : {1u, 31u, 64u, 130u, 1000u}) {
+      for (const bool accumulate : {false, true}) {
+        const auto all = contributions<bf16>(ranks, n, accumulate);
+        std::vector<const bf16*> sources;
+        for (const auto& one : all) sources.push_back(one.data());
+        const std::vector<bf16> before = contributions<bf16>(1, n + 1, false)[0];
+        std::vector<float> wide;
+        for (std::uint64_t i = 0; i != n; ++i) wide.push_back(as_float(before[i]));
+        const std::vector<float> expected = reference(all, 1.0f / 3, accumulate, wide);
+        std::vector<bf16> out = before;
+        tessera::rank_sum(n, sources.data(), ranks, 1.0f / 3, accumulate, out.data());
+        for (std::uint64_t i = 0; i != n; ++i) REQUIRE(out[i] == tessera::to_bf16(expected[i]));
+        REQUIRE(out[n] == before[n]);
+      }
+    }
+  }
+}
+
 TEST_CASE("the output of rank_sum may be a source") {
   for (const std::uint64_t n : {5u, 64u, 77u}) {
     for (std::size_t which = 0; which != 3; ++which) {

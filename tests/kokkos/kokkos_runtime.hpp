@@ -193,7 +193,8 @@ class KokkosRuntime {
   void norm_nodes(Stream& stream, ts::NormKind kind, std::span<const ts::NormRange> ranges,
                   const ts::NormRange*) {
     for (const ts::NormRange& range : ranges) {
-      norm_nodes(stream, kind, range.data, range.first_cell, range.elements, range.nodes);
+      norm_nodes(stream, kind, static_cast<const float*>(range.data), range.first_cell,
+                 range.elements, range.nodes);
     }
   }
   void norm_nodes(Stream& stream, ts::NormKind kind, const float* data, std::uint64_t first_cell,

@@ -50,8 +50,8 @@ static_assert(kBf16.trains(DType::f32) && kBf16.trains(DType::bf16) && !kBf16.tr
 static_assert(kBf16.gradient_of(DType::bf16) == DType::bf16);
 static_assert(kBf16.gradient_of(DType::f32) == DType::f32);  // norms and adapters stay in fp32
 static_assert(kWide.gradient_of(DType::bf16) == DType::f32);
-static_assert(ts::PrecisionDescription::has_master(DType::bf16));
-static_assert(!ts::PrecisionDescription::has_master(DType::f32));
+static_assert(kBf16.master_bytes(DType::bf16) == 4);
+static_assert(kBf16.master_bytes(DType::f32) == 0);  // the parameter is the master
 
 // The type a user's kernel sees is the type the engine reserves.
 template <class P, class E>
@@ -62,7 +62,32 @@ static_assert(kAgrees<ts::Bf16, float> && kAgrees<ts::Bf16, ts::bf16>);
 static_assert(kAgrees<ts::WithGradients<ts::Bf16, float>, float>);
 static_assert(kAgrees<ts::WithGradients<ts::Bf16, float>, ts::bf16>);
 static_assert(kAgrees<ts::WithGradients<ts::Fp32, float>, float>);
+static_assert(kAgrees<ts::WithReduced<ts::Bf16, ts::bf16>, ts::bf16>);
 static_assert(std::is_same_v<ts::Bf16::gradient_element<ts::bf16>, ts::bf16>);
+
+// What sums are kept in; f32 tensors keep f32 sums.
+constexpr ts::PrecisionDescription kHalf = ts::WithReduced<ts::Bf16, ts::bf16>::describe();
+static_assert(kBf16.reduced_of(DType::bf16) == DType::f32);
+static_assert(kHalf.reduced_of(DType::bf16) == DType::bf16);
+static_assert(kHalf.reduced_of(DType::f32) == DType::f32);
+
+// What is kept of the master beside the parameter, and of the moments.
+constexpr ts::PrecisionDescription kSplit = ts::SplitMaster<>::describe();
+constexpr ts::PrecisionDescription kPure = ts::WithMoments<ts::PureBf16<>, ts::bf16>::describe();
+static_assert(kSplit.master_of(DType::bf16) == ts::Master::split);
+static_assert(kSplit.master_of(DType::f32) == ts::Master::none);
+static_assert(kSplit.master_bytes(DType::bf16) == 2 && kSplit.master_bytes(DType::f32) == 0);
+static_assert(kSplit.reduced_of(DType::bf16) == DType::f32 && kSplit.moments == DType::f32);
+static_assert(kPure.master_bytes(DType::bf16) == 0 && kPure.moments == DType::bf16);
+static_assert(kPure.reduced_of(DType::bf16) == DType::bf16);
+static_assert(ts::PureBf16<float>::describe().reduced == DType::f32);
+static_assert(kAgrees<ts::SplitMaster<ts::WithGradients<ts::Bf16, float>>, ts::bf16>);
+static_assert(kAgrees<ts::WithMoments<ts::PureBf16<>, ts::bf16>, ts::bf16>);
+// Kernels are shared by what is kept alike.
+static_assert(kFp32.storage() == kBf16.storage() && kBf16.storage() == kWide.storage());
+static_assert(!(kHalf.storage() == kBf16.storage()) && !(kSplit.storage() == kBf16.storage()));
+
+static_assert(ts::WithReduced<ts::WithReduced<ts::Bf16, ts::bf16>, float>::describe() == kBf16);
 
 struct NotAStrategy {};
 struct WrongDescription {

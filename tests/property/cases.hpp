@@ -44,7 +44,16 @@ class Random {
 enum class Type { f32, bf16, i64, u8, block16 };  // block16: 16 bytes that are only moved
 enum class Form { pointer, span, vector };        // a vector is copied into, the others rebound
 enum class Strategy { replicate, zero1, zero2, zero3, zero3_keep, by_budget };
-enum class Precision { fp32, bf16, bf16_fp32_gradients };
+enum class Precision {
+  fp32,
+  bf16,
+  bf16_fp32_gradients,
+  bf16_reduced,
+  split,  ///< SplitMaster<WithReduced<Bf16, bf16>>
+  pure,   ///< WithMoments<PureBf16<>, bf16>
+  fp32_moments,
+};
+inline constexpr int kPrecisions = 7;
 enum class Rule { adamw, lion, sgd };
 enum class Initial { function, from_tensors, from_rank };
 
@@ -160,8 +169,13 @@ inline void renumber(Case& c) {
   if (c.unused_unit >= static_cast<int>(c.units.size())) c.unused_unit = -1;
 }
 
+inline bool reduces_to_bf16(Precision precision) {
+  return precision >= Precision::bf16_reduced && precision <= Precision::pure;
+}
+
 inline Type parameter_type(Precision precision) {
-  return precision == Precision::fp32 ? Type::f32 : Type::bf16;
+  const bool fp32 = precision == Precision::fp32 || precision == Precision::fp32_moments;
+  return fp32 ? Type::f32 : Type::bf16;
 }
 
 inline std::vector<std::int64_t> random_shape(Random& random) {
@@ -267,13 +281,14 @@ inline Case make_case(std::uint64_t seed, std::uint64_t index) {
   c.seed = mix(seed, index, 1);
   c.world = random.between(1, 8);
   c.strategy = static_cast<Strategy>(random.between(0, 5));
-  c.precision = static_cast<Precision>(random.between(0, 2));
+  c.precision = static_cast<Precision>(random.between(0, kPrecisions - 1));
 #ifdef TESSERA_PROPERTY_SGD_ONLY
   c.rule = Rule::sgd;
 #else
   c.rule = static_cast<Rule>(random.between(0, 2));
 #endif
   c.rate = random.of({0.01f, 0.1f, 1e-3f});
+  c.options.rounding_seed = c.seed;
   c.weight_decay = random.of({0.0f, 0.1f});
   c.initial = static_cast<Initial>(random.between(0, 2));
   add_units(c, random);

@@ -59,6 +59,10 @@ class Coverage {
     count("Fp32", c.precision == Precision::fp32);
     count("Bf16", c.precision == Precision::bf16);
     count("WithGradients<Bf16, float>", c.precision == Precision::bf16_fp32_gradients);
+    count("WithReduced<Bf16, bf16>", c.precision == Precision::bf16_reduced);
+    count("SplitMaster", c.precision == Precision::split);
+    count("WithMoments<PureBf16<>, bf16>", c.precision == Precision::pure);
+    count("WithMoments<Fp32, bf16>", c.precision == Precision::fp32_moments);
     count("one rank", c.world == 1);
     count("eight ranks", c.world == 8);
     count("micro-steps, reduced each", c.micro_steps > 1 && !c.once());

@@ -25,11 +25,15 @@ struct Expected {
   std::vector<reference::Tensor> tensors;  ///< at the end
 };
 
-inline reference::Element element_of(const Case& c, Type type, bool gradient) {
+inline reference::Element element_of(Type type) {
   if (type == Type::f32) return reference::Element::f32;
-  if (type != Type::bf16) return reference::Element::opaque;
-  return gradient && c.precision == Precision::bf16_fp32_gradients ? reference::Element::f32
-                                                                   : reference::Element::bf16;
+  return type == Type::bf16 ? reference::Element::bf16 : reference::Element::opaque;
+}
+inline reference::Element gradient_of(const Case& c, Type type) {
+  return c.precision == Precision::bf16_fp32_gradients ? reference::Element::f32 : element_of(type);
+}
+inline reference::Element sum_of(const Case& c, Type type) {
+  return reduces_to_bf16(c.precision) ? element_of(type) : reference::Element::f32;
 }
 
 inline std::vector<float> initial_floats(const Case& c, const TensorSpec& spec) {
@@ -65,8 +69,15 @@ inline reference::Tensor reference_tensor(const Case& c, int t) {
   const TensorSpec& spec = c.tensors[static_cast<std::size_t>(t)];
   reference::Tensor tensor;
   tensor.unit = c.owner(t);
-  tensor.element = element_of(c, spec.type, false);
-  tensor.gradient = element_of(c, spec.type, true);
+  tensor.element = element_of(spec.type);
+  tensor.gradient = gradient_of(c, spec.type);
+  tensor.sum = sum_of(c, spec.type);
+  if (c.precision == Precision::pure || c.precision == Precision::fp32_moments) {
+    tensor.moment = reference::Element::bf16;
+  }
+  if (c.precision == Precision::split) tensor.kept = reference::Master::split;
+  if (c.precision == Precision::pure) tensor.kept = reference::Master::none;
+  if (!spec.trainable) tensor.kept = reference::Master::fp32;
   tensor.trainable = spec.trainable;
   tensor.decay = spec.decay ? c.weight_decay : 0;
   if (!c.options.groups.empty()) {
@@ -78,12 +89,12 @@ inline reference::Tensor reference_tensor(const Case& c, int t) {
     tensor.opaque = initial_bytes(c, spec);
     return tensor;
   }
-  tensor.weights = tensor.master = initial_floats(c, spec);
-  if (tensor.element == reference::Element::bf16) {
-    for (float& w : tensor.weights) w = reference::from_bf16(reference::to_bf16(w));
-    // What a bf16 tensor holds is all there is; a function's values reach the master unrounded.
-    if (c.initial != Initial::function) tensor.master = tensor.weights;
+  tensor.master = initial_floats(c, spec);
+  // What a bf16 tensor holds is all there is; a function's values reach the master unrounded.
+  if (tensor.element == reference::Element::bf16 && c.initial != Initial::function) {
+    for (float& w : tensor.master) w = reference::from_bf16(reference::to_bf16(w));
   }
+  reference::Model::take_weights(tensor);
   return tensor;
 }
 
@@ -96,17 +107,23 @@ inline reference::Model reference_model(const Case& c) {
     if (c.options.gradient_divisor > 0) units[u].divisor = c.options.gradient_divisor;
     const float own = c.units[u].options.gradient_divisor;
     if (own > 0) units[u].divisor = own;
+    units[u].in_place = c.world == 1 && units[u].divisor == 1;
   }
   for (int t = 0; t < static_cast<int>(c.tensors.size()); ++t) {
     tensors.push_back(reference_tensor(c, t));
-    units[static_cast<std::size_t>(tensors.back().unit)].owned.push_back(t);
+    reference::Unit& unit = units[static_cast<std::size_t>(tensors.back().unit)];
+    unit.owned.push_back(t);
+    if (tensors.back().trainable && tensors.back().gradient != tensors.back().sum) {
+      unit.in_place = false;
+    }
   }
   reference::Optimizer optimizer;
   optimizer.kind = static_cast<reference::Optimizer::Kind>(c.rule);
   if (c.rule == Rule::lion) optimizer.beta2 = 0.99f;
   optimizer.nesterov = c.seed % 2 == 0;
   return reference::Model(c.world, std::move(tensors), std::move(units), optimizer,
-                          c.options.clip_norm, static_cast<reference::Norm>(c.options.norm));
+                          c.options.clip_norm, static_cast<reference::Norm>(c.options.norm),
+                          c.options.rounding_seed);
 }
 
 /// All ranks' kernels of one backward lease.

@@ -205,13 +205,21 @@ std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<under_test::Backe
 }
 
 inline std::unique_ptr<Model> make_model(const Case& c, tessera::Mesh<under_test::Backend> mesh) {
+  using tessera::bf16;
+  using Reduced = tessera::WithReduced<tessera::Bf16, bf16>;
   StrategyOfCase::description = describe(c.strategy);
   switch (c.precision) {
     case Precision::fp32: return make_model<tessera::Fp32>(c, std::move(mesh));
     case Precision::bf16: return make_model<tessera::Bf16>(c, std::move(mesh));
-    case Precision::bf16_fp32_gradients: break;
+    case Precision::bf16_fp32_gradients:
+      return make_model<tessera::WithGradients<tessera::Bf16, float>>(c, std::move(mesh));
+    case Precision::bf16_reduced: return make_model<Reduced>(c, std::move(mesh));
+    case Precision::split: return make_model<tessera::SplitMaster<Reduced>>(c, std::move(mesh));
+    case Precision::pure:
+      return make_model<tessera::WithMoments<tessera::PureBf16<>, bf16>>(c, std::move(mesh));
+    case Precision::fp32_moments: break;
   }
-  return make_model<tessera::WithGradients<tessera::Bf16, float>>(c, std::move(mesh));
+  return make_model<tessera::WithMoments<tessera::Fp32, bf16>>(c, std::move(mesh));
 }
 
 }  // namespace property

@@ -98,7 +98,9 @@ inline std::vector<Case> simpler(const Case& from) {
 inline std::string to_string(const Case& c) {
   static const char* const strategies[] = {"replicate", "zero1",      "zero2",
                                            "zero3",     "zero3-keep", "by-budget"};
-  static const char* const precisions[] = {"fp32", "bf16", "bf16+fp32-gradients"};
+  static const char* const precisions[] = {
+      "fp32",         "bf16",      "bf16+fp32-gradients", "bf16-reduced",
+      "split-master", "pure-bf16", "fp32+bf16-moments"};
   static const char* const rules[] = {"adamw", "lion", "sgd"};
   static const char* const types[] = {"f32", "bf16", "i64", "u8", "block16"};
   static const char* const reshards[] = {"after-forward", "after-backward", "after-step", "never"};

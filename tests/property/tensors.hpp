@@ -74,9 +74,8 @@ struct RankTensor {
 /// `filled`: the tensor holds its first values; else rebound ones hold nothing.
 inline void set_up(const Case& c, RankTensor& tensor, const TensorSpec& spec, bool filled) {
   tensor.spec = spec;
-  tensor.initial = spec.is_float()
-                       ? to_bytes(initial_floats(c, spec), element_of(c, spec.type, false))
-                       : initial_bytes(c, spec);
+  tensor.initial = spec.is_float() ? to_bytes(initial_floats(c, spec), element_of(spec.type))
+                                   : initial_bytes(c, spec);
   tensor.visit([&]<class E>(Forms<E>& forms) {
     auto* const values = reinterpret_cast<E*>(tensor.initial.data());
     const auto n = static_cast<std::size_t>(spec.elements());

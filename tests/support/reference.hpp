@@ -39,13 +39,46 @@ inline float from_bf16(std::uint16_t half) {
   return value;
 }
 
+/// bf16 to nearest, ties away from zero.
+inline std::uint16_t to_bf16_away(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
+  return static_cast<std::uint16_t>((bits >> 16) + (bits >> 15) % 2);
+}
+
+inline std::uint64_t hash(std::uint64_t z) {
+  for (int round = 0; round < 2; ++round) z = (z ^ z >> 32) * 0xd6e8feb86659fd93u;
+  return z ^ z >> 32;
+}
+/// The random 64 bits of an element in an update: 16 for the weight, 16 for each moment.
+inline std::uint64_t random_word(std::uint64_t seed, std::uint64_t tensor, std::uint64_t update,
+                                 std::uint64_t index) {
+  const std::uint64_t golden = 0x9e3779b97f4a7c15u;
+  const std::uint64_t stream = hash(hash(hash(seed + golden) ^ tensor) ^ update);
+  return hash(stream + index * golden);
+}
+/// Up with the probability of the part that is cut off.
+inline float round_at_random(float value, std::uint64_t word, int field) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  const std::uint32_t cut = bits & 0xffffu;
+  const std::uint32_t random = static_cast<std::uint32_t>(word >> (16 * field)) & 0xffffu;
+  const bool up = cut + random >= 0x10000u;
+  return from_bf16(static_cast<std::uint16_t>((bits >> 16) + (up ? 1 : 0)));
+}
+
 enum class Element { f32, bf16, opaque };
+enum class Master { fp32, split, none };
 enum class Norm { l2, l1, inf };
 
 struct Tensor {
   int unit = 0;  ///< that owns it
   Element element = Element::f32;
   Element gradient = Element::f32;
+  Element sum = Element::f32;  ///< of the reduced gradient
+  Element moment = Element::f32;
+  Master kept = Master::fp32;  ///< of a bf16 tensor
   bool trainable = true;
   float rate_scale = 1;
   float decay = 0;
@@ -65,6 +98,7 @@ struct Unit {
   std::vector<int> owned;     ///< tensors
   std::vector<int> borrowed;  ///< units whose tensors it shares
   float divisor = 1;
+  bool in_place = false;  ///< at one rank: the gradient buffer is the reduced gradient
 
   int backward_leases = 0;
   bool held = false;     ///< gradients that have not been reduced
@@ -93,13 +127,14 @@ struct StepResult {
 class Model {
  public:
   Model(int world, std::vector<Tensor> tensors, std::vector<Unit> units, const Optimizer& optimizer,
-        float clip, Norm norm)
+        float clip, Norm norm, std::uint64_t rounding_seed = 0)
       : world_(world),
         tensors_(std::move(tensors)),
         units_(std::move(units)),
         optimizer_(optimizer),
         clip_(clip),
-        norm_(norm) {
+        norm_(norm),
+        seed_(rounding_seed) {
     for (Tensor& tensor : tensors_) {
       tensor.gradients.assign(static_cast<std::size_t>(world),
                               std::vector<float>(tensor.elements(), 0.0f));
@@ -116,8 +151,18 @@ class Model {
   void set(int t, const std::vector<float>& values) {
     Tensor& tensor = tensors_[at(t)];
     tensor.master = values;
-    tensor.weights = values;
-    if (tensor.element == Element::bf16) round_to_bf16(tensor.weights);
+    take_weights(tensor);
+  }
+  /// The weights of the master that is there.
+  static void take_weights(Tensor& tensor) {
+    tensor.weights = tensor.master;
+    if (tensor.element != Element::bf16) return;
+    if (tensor.kept == Master::split) {
+      for (float& weight : tensor.weights) weight = from_bf16(to_bf16_away(weight));
+    } else {
+      round_to_bf16(tensor.weights);
+    }
+    if (tensor.kept == Master::none) tensor.master = tensor.weights;
   }
 
   void open_backward(int u) {
@@ -128,7 +173,7 @@ class Model {
   void add(int t, int rank, const std::vector<float>& values) {
     Tensor& tensor = tensors_[at(t)];
     std::vector<float>& buffer = tensor.gradients[at(rank)];
-    const bool adds = units_[at(tensor.unit)].held || tensor.written[at(rank)];
+    const bool adds = holds(units_[at(tensor.unit)]) || tensor.written[at(rank)];
     for (std::size_t i = 0; i < buffer.size(); ++i) {
       buffer[i] = adds ? buffer[i] + values[i] : values[i];
       if (tensor.gradient == Element::bf16) buffer[i] = from_bf16(to_bf16(buffer[i]));
@@ -160,8 +205,9 @@ class Model {
       ++steps_;
       beta1_power_ = times(beta1_power_, static_cast<double>(optimizer_.beta1));
       beta2_power_ = times(beta2_power_, static_cast<double>(optimizer_.beta2));
-      for (Tensor& tensor : tensors_) {
-        if (tensor.trainable && units_[at(tensor.unit)].reduced) update(tensor, factor, rate);
+      for (std::size_t t = 0; t < tensors_.size(); ++t) {
+        Tensor& tensor = tensors_[t];
+        if (tensor.trainable && units_[at(tensor.unit)].reduced) update(t, tensor, factor, rate);
       }
     }
     for (Unit& unit : units_) unit.reduced = false;
@@ -174,6 +220,9 @@ class Model {
   static void round_to_bf16(std::vector<float>& values) {
     for (float& value : values) value = from_bf16(to_bf16(value));
   }
+
+  // Whether gradients are added to what is there.
+  static bool holds(const Unit& unit) { return unit.held || (unit.in_place && unit.reduced); }
 
   void open(int u) {
     Unit& unit = units_[at(u)];
@@ -193,7 +242,7 @@ class Model {
       if (!tensor.trainable || tensor.elements() == 0) continue;
       any = true;
       for (std::size_t r = 0; r < tensor.gradients.size(); ++r) {
-        if (unit.held || tensor.written[r]) continue;
+        if (holds(unit) || tensor.written[r]) continue;
         std::fill(tensor.gradients[r].begin(), tensor.gradients[r].end(), 0.0f);
       }
     }
@@ -212,8 +261,9 @@ class Model {
         float sum = tensor.gradients[0][i];
         for (int r = 1; r < world_; ++r) sum = sum + tensor.gradients[at(r)][i];
         const float mean = times(sum, scale);
-        tensor.reduced[i] = unit.reduced ? tensor.reduced[i] + mean : mean;
+        tensor.reduced[i] = unit.reduced && !unit.in_place ? tensor.reduced[i] + mean : mean;
       }
+      if (tensor.sum == Element::bf16) round_to_bf16(tensor.reduced);
     }
     unit.held = false;
     unit.reduced = true;
@@ -265,7 +315,7 @@ class Model {
     return norm_ == Norm::l2 ? std::sqrt(total) : total;
   }
 
-  void update(Tensor& tensor, float factor, float base_rate) const {
+  void update(std::size_t t, Tensor& tensor, float factor, float base_rate) const {
     const float rate = times(base_rate, tensor.rate_scale);
     for (std::size_t i = 0; i < tensor.elements(); ++i) {
       const float g = times(tensor.reduced[i], factor);
@@ -278,9 +328,15 @@ class Model {
         case Optimizer::Kind::lion: lion(w, g, m, rate, tensor.decay); break;
         case Optimizer::Kind::sgd: sgd(w, g, m, rate, tensor.decay); break;
       }
+      const std::uint64_t word = random_word(seed_, t, steps_, i);
+      if (tensor.element == Element::bf16 && tensor.kept == Master::none) {
+        w = round_at_random(w, word, 0);
+      }
+      for (int k = 0; tensor.moment == Element::bf16 && k < optimizer_.moments(); ++k) {
+        tensor.moments[k][i] = round_at_random(tensor.moments[k][i], word, k + 1);
+      }
     }
-    tensor.weights = tensor.master;
-    if (tensor.element == Element::bf16) round_to_bf16(tensor.weights);
+    take_weights(tensor);
   }
 
   static float decay_of(float rate, float decay) {
@@ -318,6 +374,7 @@ class Model {
   Optimizer optimizer_;
   float clip_;
   Norm norm_;
+  std::uint64_t seed_;
   std::uint64_t steps_ = 0;
   double beta1_power_ = 1;
   double beta2_power_ = 1;

@@ -55,7 +55,8 @@ struct Cost {
 ///   nearest and without flush to zero on whatever thread it runs;
 /// - `transform_ranges(stream, ranges, resident, f, refs...)` does so over several ranges:
 ///   `f.prepare(setting)` is what is called for a range's elements, and nothing is if
-///   `f.enabled()` is false by then. `resident` is the same table in the backend's memory;
+///   `f.enabled()` is false by then; `f.rounding_key(tensor)` gives arguments that are rounded
+///   stochastically their key. `resident` is the same table in the backend's memory;
 /// - `for_each(stream, n, f)` calls f(0) ... f(n - 1) in any order;
 /// - `norm_nodes` folds each range into the nodes of its tree;
 /// - ahead_of_collective(stream) is called before each collective: the place of known delays;

@@ -135,7 +135,9 @@ class HostRuntime {
     stream.enqueue([=] {
       if (!f.enabled()) return;
       for (const ElementRange& range : ranges) {
-        elementwise(range.count, f.prepare(range.setting), Refs{refs.data + range.begin}...);
+        const RoundingKey key = rounding_key_of<Refs...>(f, range);
+        elementwise(range.count, f.prepare(range.setting),
+                    detail::keyed(refs, key).from(range.begin)...);
       }
     });
   }
@@ -152,7 +154,13 @@ class HostRuntime {
     stream.enqueue([=] {
       for (const NormRange& range : ranges) {
         if (range.elements == 0) continue;
-        node_values(kind, range.data, range.first_cell, range.elements, range.nodes);
+        if (range.dtype == DType::bf16) {
+          node_values(kind, static_cast<const bf16*>(range.data), range.first_cell, range.elements,
+                      range.nodes);
+        } else {
+          node_values(kind, static_cast<const float*>(range.data), range.first_cell, range.elements,
+                      range.nodes);
+        }
       }
     });
   }

@@ -93,9 +93,9 @@ class SimRuntime {
   template <class F>
   void for_each(Stream&, std::uint64_t, const F&) {}
   void norm_nodes(Stream& stream, NormKind, std::span<const NormRange> ranges, const NormRange*) {
-    std::uint64_t elements = 0;
-    for (const NormRange& range : ranges) elements += range.elements;
-    move_bytes(stream, elements * sizeof(float));
+    std::uint64_t bytes = 0;
+    for (const NormRange& range : ranges) bytes += range.elements * size_of(range.dtype);
+    move_bytes(stream, bytes);
   }
 
   void ahead_of_collective(Stream&) {}
@@ -127,6 +127,11 @@ class SimRuntime {
   template <class T>
   static constexpr std::uint64_t traffic(const InOut<T>&) {
     return 2 * sizeof(T);
+  }
+  static constexpr std::uint64_t traffic(const InOutSplit&) { return 8; }
+  template <int field>
+  static constexpr std::uint64_t traffic(const InOutStochastic<field>&) {
+    return 4;
   }
 
   double start(Stream& stream) { return stream.now_ns = std::max(stream.now_ns, host_ns_); }

@@ -47,15 +47,17 @@ struct GatherSegment {
 };
 
 /// One contiguous part of a reduce-scatter. With x_r the elements [rank * stride, + elements) of
-/// rank r's `full`:  out = (accumulate ? out : 0) + scale * (((x_0 + x_1) + x_2) + ...), in fp32.
+/// rank r's `full`:  out = (accumulate ? out : 0) + scale * (((x_0 + x_1) + x_2) + ...), in fp32,
+/// and rounded to nearest once where `out` is bf16.
 struct ReduceSegment {
   const void* full = nullptr;
   DType dtype = DType::f32;  ///< f32 or bf16
-  float* out = nullptr;
+  void* out = nullptr;
   std::uint64_t elements = 0;
   std::uint64_t stride = 0;  ///< elements between two ranks' parts in `full`
   float scale = 1;
   bool accumulate = false;
+  DType out_dtype = DType::f32;  ///< f32, or bf16 where `dtype` is bf16
 };
 
 /// Collectives of one kind that a rank has taken part in, and the bytes it received from others.

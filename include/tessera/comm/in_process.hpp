@@ -121,10 +121,12 @@ class InProcess {
     }
     for (std::size_t i = 0; i < segments.size(); ++i) {
       if (segments[i].elements == 0) continue;
-      if (segments[i].dtype == DType::bf16) {
-        sum<bf16>(segments, i);
+      if (segments[i].dtype == DType::f32) {
+        sum<float, float>(segments, i);
+      } else if (segments[i].out_dtype == DType::f32) {
+        sum<bf16, float>(segments, i);
       } else {
-        sum<float>(segments, i);
+        sum<bf16, bf16>(segments, i);
       }
     }
     if (size() == 1) return;
@@ -132,7 +134,7 @@ class InProcess {
     place_.count(tag.kind, bytes * static_cast<std::uint64_t>(size() - 1));
   }
 
-  template <class T>
+  template <class T, class O>
   void sum(const std::vector<ReduceSegment>& mine, std::size_t segment) const {
     const ReduceSegment& part = mine[segment];
     std::vector<const T*> sources(static_cast<std::size_t>(size()));
@@ -144,7 +146,8 @@ class InProcess {
       sources[static_cast<std::size_t>(r)] = static_cast<const T*>(theirs[segment].full) +
                                              part.stride * static_cast<std::uint64_t>(rank());
     }
-    rank_sum(part.elements, sources.data(), size(), part.scale, part.accumulate, part.out);
+    rank_sum(part.elements, sources.data(), size(), part.scale, part.accumulate,
+             static_cast<O*>(part.out));
   }
 
   detail::InProcessPlace place_;

@@ -78,10 +78,12 @@ class CudaInProcess {
            if (++met < size()) return;
            for (std::size_t i = 0; i < segments.size(); ++i) {
              if (segments[i].elements == 0) continue;
-             if (segments[i].dtype == DType::bf16) {
-               sum<bf16>(stream, segments[i], all, i);
+             if (segments[i].dtype == DType::f32) {
+               sum<float, float>(stream, segments[i], all, i);
+             } else if (segments[i].out_dtype == DType::f32) {
+               sum<bf16, float>(stream, segments[i], all, i);
              } else {
-               sum<float>(stream, segments[i], all, i);
+               sum<bf16, bf16>(stream, segments[i], all, i);
              }
            }
          });
@@ -195,7 +197,7 @@ class CudaInProcess {
                        "copying from another rank");
   }
 
-  template <class T>
+  template <class T, class O>
   void sum(CudaStream& stream, const ReduceSegment& part,
            const std::vector<const std::span<const ReduceSegment>*>& all, std::size_t segment) {
     std::vector<const T*> sources;
@@ -204,7 +206,7 @@ class CudaInProcess {
                         part.stride * static_cast<std::uint64_t>(rank()));
     }
     detail::launch_rank_sum(stream.handle, part.elements, sources.data(), size(), part.scale,
-                            part.accumulate, part.out);
+                            part.accumulate, static_cast<O*>(part.out));
   }
 
   // Sums read the other ranks' memory: on another GPU that takes peer access, once a process.

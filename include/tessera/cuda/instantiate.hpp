@@ -11,10 +11,17 @@
 #include "tessera/engine/step_functions.hpp"
 #include "tessera/engine/update_rule.hpp"
 
-/// Once in a .cu for each optimizer that g++ units give to Shard<..., Cuda, Optimizer>.
+/// Once in a .cu for each optimizer that g++ units give to Shard<..., Cuda, Optimizer>: with Fp32,
+/// Bf16 and WithGradients.
 #define TESSERA_CUDA_INSTANTIATE(Optimizer)                                         \
   template class tessera::engine::ElementwiseRule<tessera::CudaRuntime, Optimizer>; \
   template void tessera::detail::instantiate_cuda<Optimizer>();
+
+/// Besides, for each further precision they use with the optimizer; once for precisions that differ
+/// in their gradients' type only.
+#define TESSERA_CUDA_INSTANTIATE_FOR(Optimizer, ...)                               \
+  template class tessera::engine::ElementwiseRule<tessera::CudaRuntime, Optimizer, \
+                                                  __VA_ARGS__::describe().storage()>;
 
 namespace tessera::detail {
 
@@ -24,8 +31,9 @@ template <class>
 void instantiate_cuda() {
   launch_delay(nullptr, std::uint64_t{0});
   launch_norm(nullptr, NormKind::l2, nullptr, 0, 0);
-  launch_rank_sum<float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
-  launch_rank_sum<bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<float, float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<bf16, float>(nullptr, 0, nullptr, 0, 0, false, nullptr);
+  launch_rank_sum<bf16, bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
   launch_for_each(nullptr, 0, engine::SetLearningRate{});
   launch_for_each(nullptr, 0, engine::FoldTensor{});
   launch_for_each(nullptr, 0, engine::DecideStep{});

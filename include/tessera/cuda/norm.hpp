@@ -8,10 +8,12 @@
 
 #include "tessera/backend/ranges.hpp"
 #include "tessera/cuda/launch.hpp"
+#include "tessera/exact/bf16.hpp"
 #include "tessera/exact/cell_sum.hpp"
 #include "tessera/exact/cell_tree.hpp"
 #include "tessera/exact/classify.hpp"
 #include "tessera/exact/double_lanes.hpp"
+#include "tessera/exact/lanes.hpp"
 
 namespace tessera::detail {
 
@@ -28,32 +30,35 @@ TESSERA_CUDA_LAUNCHER void launch_norm(cudaStream_t stream, Kind kind, const Nor
 /// Cells of a window that are in shared memory at once.
 inline constexpr std::uint64_t kNormCells = 128;
 
-/// Cells in shared memory. The gap between two keeps the eight threads of each of four neighbours,
-/// which read at the same offset, out of each other's banks.
+/// Cells in shared memory, as they are. The gap between two keeps the eight threads of each of four
+/// neighbours, which read at the same offset, out of each other's banks. T is float or bf16.
+template <class T>
 struct StagedCells {
-  float x[kNormCells][kCell + 8];
+  T x[kNormCells][kCell + 8];
 };
 
 /// Copies the cells [first, first + kNormCells) of a range's tensor to shared memory, 16 bytes a
 /// thread at a time and without waiting; what the range does not hold becomes zero.
-inline __device__ void stage_cells(StagedCells& to, const NormRange& range, std::uint64_t first) {
-  constexpr std::uint64_t kParts = kCell / 4;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(range.data) % 16 == 0;
+template <class T>
+__device__ void stage_cells(StagedCells<T>& to, const NormRange& range, std::uint64_t first) {
+  constexpr std::uint64_t kPart = 16 / sizeof(T);
+  constexpr std::uint64_t kParts = kCell / kPart;
+  const T* const data = static_cast<const T*>(range.data);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
   for (std::uint64_t v = threadIdx.x; v < kNormCells * kParts; v += kCudaThreads) {
     const std::uint64_t cell = first + v / kParts;
-    float* const staged = &to.x[v / kParts][v % kParts * 4];
+    T* const staged = &to.x[v / kParts][v % kParts * kPart];
     // Wraps around below the range's first cell, and is then beyond its elements.
-    const std::uint64_t offset = (cell - range.first_cell) * kCell + v % kParts * 4;
-    if (aligned && cell >= range.first_cell && offset + 4 <= range.elements) {
+    const std::uint64_t offset = (cell - range.first_cell) * kCell + v % kParts * kPart;
+    if (aligned && cell >= range.first_cell && offset + kPart <= range.elements) {
       const auto address = static_cast<unsigned>(__cvta_generic_to_shared(staged));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address),
-                   "l"(range.data + offset)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(data + offset)
                    : "memory");
       continue;
     }
-    for (std::uint64_t k = 0; k < 4; ++k) {
+    for (std::uint64_t k = 0; k < kPart; ++k) {
       const bool held = cell >= range.first_cell && offset + k < range.elements;
-      staged[k] = held ? range.data[offset + k] : 0.0f;
+      staged[k] = held ? data[offset + k] : T{};
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -63,13 +68,13 @@ inline __device__ void stage_cells(StagedCells& to, const NormRange& range, std:
 /// A cell's value by eight threads, each the partial sum of the elements of one residue mod 8, in
 /// sum_cell's order; valid in the first of the eight. A square is exact in double, so that one
 /// fused operation rounds as the product and the sum do.
-template <NormKind kind>
-__device__ double cell_of_eight(const float* cell, unsigned residue) {
+template <NormKind kind, class T>
+__device__ double cell_of_eight(const T* cell, unsigned residue) {
   if constexpr (kind == NormKind::inf) {
     std::uint32_t largest = 0;
 #pragma unroll
     for (std::uint64_t i = 0; i < kCell; i += 8) {
-      const std::uint32_t magnitude = bits_of(cell[i + residue]) & 0x7fffffffu;
+      const std::uint32_t magnitude = bits_of(Lanes<1>::load(cell + i + residue).x) & 0x7fffffffu;
       largest = magnitude > largest ? magnitude : largest;
     }
 #pragma unroll
@@ -83,7 +88,8 @@ __device__ double cell_of_eight(const float* cell, unsigned residue) {
     double partial = 0;
 #pragma unroll
     for (std::uint64_t i = 0; i < kCell; i += 8) {
-      double wide = DoubleLanes<1>::load(cell + i + residue).x;
+      const float value = Lanes<1>::load(cell + i + residue).x;
+      double wide = DoubleLanes<1>::load(&value).x;
       if constexpr (kind == NormKind::l2) {
         asm("fma.rn.f64 %0, %1, %1, %0;" : "+d"(partial) : "d"(wide));
       } else {
@@ -110,13 +116,28 @@ inline __device__ double folded(NormKind kind, const double* values, std::uint64
   return stack.fold_all();
 }
 
+/// The values of the cells of a window, of which those that the range does not hold are zero.
+template <NormKind kind, class T>
+__device__ void window_values(double (&values)[kNormWindow], StagedCells<T>& cells,
+                              const NormRange& range, std::uint64_t window) {
+  const unsigned residue = threadIdx.x % 8;
+  for (std::uint64_t staged = 0; staged < kNormWindow; staged += kNormCells) {
+    stage_cells(cells, range, window + staged);
+    for (std::uint64_t at = threadIdx.x / 8; at < kNormCells; at += kCudaThreads / 8) {
+      const double value = cell_of_eight<kind>(cells.x[at], residue);
+      if (residue == 0) values[staged + at] = value;
+    }
+    __syncthreads();
+  }
+}
+
 /// The cells of one window that a range holds: whole windows to one partial, others to the nodes
 /// that lie within them.
 template <NormKind kind>
 __global__ void __launch_bounds__(kCudaThreads)
     norm_windows_kernel(const NormRange* ranges, std::uint32_t count) {
   __shared__ double values[kNormWindow];
-  __shared__ __align__(16) StagedCells cells;
+  __shared__ __align__(16) unsigned char cells[sizeof(StagedCells<float>)];
   std::uint32_t low = 0;
   for (std::uint32_t high = count; high - low > 1;) {
     const std::uint32_t middle = (low + high) / 2;
@@ -129,14 +150,10 @@ __global__ void __launch_bounds__(kCudaThreads)
   const std::uint64_t window = (first / kNormWindow + index) * kNormWindow;
   const std::uint64_t begin = window > first ? window : first;
   const std::uint64_t end = window + kNormWindow < last ? window + kNormWindow : last;
-  const unsigned residue = threadIdx.x % 8;
-  for (std::uint64_t staged = 0; staged < kNormWindow; staged += kNormCells) {
-    stage_cells(cells, range, window + staged);
-    for (std::uint64_t at = threadIdx.x / 8; at < kNormCells; at += kCudaThreads / 8) {
-      const double value = cell_of_eight<kind>(cells.x[at], residue);
-      if (residue == 0) values[staged + at] = value;
-    }
-    __syncthreads();
+  if (range.dtype == DType::bf16) {
+    window_values<kind>(values, reinterpret_cast<StagedCells<bf16>&>(cells), range, window);
+  } else {
+    window_values<kind>(values, reinterpret_cast<StagedCells<float>&>(cells), range, window);
   }
   if (end - begin == kNormWindow) {
     for (unsigned distance = 1; distance < kNormWindow; distance *= 2) {

@@ -16,11 +16,12 @@ namespace tessera::detail {
 inline constexpr int kSumSources = 64;
 
 /// With s = (((x0 + x1) + x2) + ...) * scale, out[i] becomes s, or out[i] + s with `accumulate`.
-/// `sources` is a host array of `ranks` pointers that the device can read; T is float or bf16.
-template <class T>
+/// `sources` is a host array of `ranks` pointers that the device can read; T and O are float or
+/// bf16.
+template <class T, class O>
 TESSERA_CUDA_LAUNCHER void launch_rank_sum(cudaStream_t stream, std::uint64_t n,
                                            const T* const* sources, int ranks, float scale,
-                                           bool accumulate, float* out);
+                                           bool accumulate, O* out);
 
 #if defined(__CUDACC__)
 
@@ -29,10 +30,10 @@ struct SumSources {
   const T* data[kSumSources];
 };
 
-template <bool aligned, class T>
+template <bool aligned, class T, class O>
 __global__ void __launch_bounds__(kCudaThreads)
     rank_sum_kernel(std::uint64_t n, SumSources<T> sources, int ranks, float scale, bool accumulate,
-                    float* out) {
+                    O* out) {
   constexpr int kWidth = aligned ? kVector : 1;
   const std::uint64_t block = blockIdx.x * kRangeBlock;
   const std::uint64_t end = block + kRangeBlock < n ? block + kRangeBlock : n;
@@ -53,13 +54,13 @@ __global__ void __launch_bounds__(kCudaThreads)
 #pragma unroll
         for (int k = 0; k < kVector; ++k) sum[k] = sum[k] + next[k];
       }
-      if (accumulate) VectorAccess<float>::load(out + i, next);
+      if (accumulate) VectorAccess<O>::load(out + i, next);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         sum[k] = sum[k] * factor;
         if (accumulate) sum[k] = next[k] + sum[k];
       }
-      VectorAccess<float>::store(out + i, sum);
+      VectorAccess<O>::store(out + i, sum);
     } else {
       Lanes<1> sum = Lanes<1>::load(sources.data[0] + i);
       for (int rank = 1; rank < ranks; ++rank) {
@@ -75,22 +76,22 @@ __global__ void __launch_bounds__(kCudaThreads)
   }
 }
 
-template <class T>
+template <class T, class O>
 void launch_rank_sum(cudaStream_t stream, std::uint64_t n, const T* const* sources, int ranks,
-                     float scale, bool accumulate, float* out) {
+                     float scale, bool accumulate, O* out) {
   if (ranks > kSumSources) {
     fail("tessera: CUDA: a sum over ", ranks, " ranks: at most ", kSumSources,
          " are added up in one kernel");
   }
   SumSources<T> all{};
-  bool aligned = VectorAccess<float>::aligned(out);
+  bool aligned = VectorAccess<O>::aligned(out);
   for (int rank = 0; rank < ranks; ++rank) {
     all.data[rank] = sources[rank];
     aligned = aligned && VectorAccess<T>::aligned(sources[rank]);
   }
   launch_cuda("a sum in rank order", stream, (n + kRangeBlock - 1) / kRangeBlock, kCudaThreads,
-              aligned ? rank_sum_kernel<true, T> : rank_sum_kernel<false, T>, n, all, ranks, scale,
-              accumulate, out);
+              aligned ? rank_sum_kernel<true, T, O> : rank_sum_kernel<false, T, O>, n, all, ranks,
+              scale, accumulate, out);
 }
 
 #endif

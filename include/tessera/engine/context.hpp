@@ -39,7 +39,7 @@ struct UnitState {
   int backward_leases = 0;
   bool gradients_held = false;  ///< the buffer holds contributions that were not reduced
   bool reduces = false;         ///< a lease of this opening wants the reduction
-  bool reduced = false;         ///< the fp32 sums hold this step's gradients
+  bool reduced = false;         ///< the sums hold this step's gradients
   std::vector<char> written;    ///< by tensor of the unit: its gradient was asked for
   typename B::Event reduction;  ///< on the reduce stream: the latest reduction is complete
 };
@@ -72,6 +72,12 @@ struct Context {
 
   const layout::UnitLayout& layout(std::uint32_t unit) const { return registry.unit(unit).layout; }
 
+  /// Whether the unit's gradient buffer holds something that more is added to.
+  bool holds_gradients(std::uint32_t unit) const {
+    const UnitState<B>& state = units[unit];
+    return state.gradients_held || (facts[unit].gradients_in_place && state.reduced);
+  }
+
   /// A rank's own part of a group, wherever the unit keeps it.
   std::byte* piece(std::uint32_t unit, std::uint32_t group) {
     const layout::UnitLayout& at = layout(unit);
@@ -81,7 +87,14 @@ struct Context {
            at.groups[group].piece_bytes() * static_cast<std::uint64_t>(rank());
   }
 
-  /// The elements of a group that this rank's fp32 states cover, counted in the flat parameter.
+  /// The same, or all of it where the strategy does not shard the optimizer: what this rank
+  /// updates.
+  std::byte* weights(std::uint32_t unit, std::uint32_t group) {
+    if (policy.strategy.shard_optimizer) return piece(unit, group);
+    return memory + map.units[unit].parameters + layout(unit).full_offset(group);
+  }
+
+  /// The elements of a group that this rank's states cover, counted in the flat parameter.
   layout::Range state_range(std::uint32_t unit, std::uint32_t group) const {
     const layout::GroupLayout& of = layout(unit).groups[group];
     if (!policy.strategy.shard_optimizer) return {0, of.full_elements(world())};
@@ -89,38 +102,18 @@ struct Context {
     return {begin, begin + of.piece_elements};
   }
 
-  /// A group's part of an fp32 state array that begins at `offset` of the allocation.
-  float* state(std::uint32_t unit, std::uint32_t group, std::uint64_t offset) {
-    const std::uint64_t ranks =
-        policy.strategy.shard_optimizer ? 1 : static_cast<std::uint64_t>(world());
-    return reinterpret_cast<float*>(memory + offset) + layout(unit).state_offset(group) * ranks;
+  /// A group's part of the reduced gradients.
+  std::byte* reduced(std::uint32_t unit, std::uint32_t group) {
+    return memory + map.units[unit].reduced + reduced_offset(layout(unit), group, policy);
   }
-  float* reduced(std::uint32_t unit, std::uint32_t group) {
-    return state(unit, group, map.units[unit].reduced);
-  }
-  float* moment(std::uint32_t unit, std::uint32_t group, int index) {
-    const std::uint64_t bytes =
-        state_elements(registry.unit(unit), policy.strategy) * sizeof(float);
-    return state(unit, group, map.units[unit].moments + bytes * static_cast<std::uint64_t>(index));
-  }
-  /// The fp32 weights the optimizer updates: the master, or the parameters themselves.
-  float* master(std::uint32_t unit, std::uint32_t group) {
+  std::byte* moment(std::uint32_t unit, std::uint32_t group, int index) {
     const layout::UnitLayout& at = layout(unit);
-    if (!PrecisionDescription::has_master(at.groups[group].dtype)) {
-      std::byte* own = policy.strategy.shard_optimizer
-                           ? piece(unit, group)
-                           : memory + map.units[unit].parameters + at.full_offset(group);
-      return reinterpret_cast<float*>(own);
-    }
-    std::uint64_t elements = 0;
-    for (std::uint32_t g = 0; g < group; ++g) {
-      if (at.groups[g].trainable && PrecisionDescription::has_master(at.groups[g].dtype)) {
-        elements += at.groups[g].piece_elements;
-      }
-    }
-    const std::uint64_t ranks =
-        policy.strategy.shard_optimizer ? 1 : static_cast<std::uint64_t>(world());
-    return reinterpret_cast<float*>(memory + map.units[unit].master) + elements * ranks;
+    return memory + map.units[unit].moments + moment_offset(at, group, policy) +
+           moment_offset(at, at.group_count, policy) * static_cast<std::uint64_t>(index);
+  }
+  /// Of a group whose tensors have one.
+  std::byte* master(std::uint32_t unit, std::uint32_t group) {
+    return memory + map.units[unit].master + master_offset(layout(unit), group, policy);
   }
 
   /// One of the arrays of the step's memory, at an offset that map.step_memory names.
@@ -131,6 +124,9 @@ struct Context {
 
   DType gradient_dtype(std::uint32_t unit, std::uint32_t group) const {
     return policy.precision.gradient_of(layout(unit).groups[group].dtype);
+  }
+  DType reduced_dtype(std::uint32_t unit, std::uint32_t group) const {
+    return policy.precision.reduced_of(layout(unit).groups[group].dtype);
   }
 
   /// Throws what a stream's work threw, or that the group was aborted.

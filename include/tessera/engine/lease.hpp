@@ -129,9 +129,9 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
   static bool held(const engine::Context<Bk>& context, std::uint32_t unit) {
     const engine::UnitRecord& record = context.registry.unit(unit);
     if (context.facts[unit].trainable || record.borrowed_units.empty()) {
-      return context.units[unit].gradients_held;
+      return context.holds_gradients(unit);
     }
-    return context.units[record.borrowed_units[0]].gradients_held;
+    return context.holds_gradients(record.borrowed_units[0]);
   }
 
   template <class E>
@@ -159,7 +159,7 @@ class [[nodiscard("give the lease a name: it ends when the object does")]] Backw
       }
       if (tensor.elements == 0) return {{}, true};  // its unit may have no gradients at all
       engine::UnitState<typename Bk::Runtime>& state = context.units[u];
-      const bool accumulate = state.gradients_held || state.written[i];
+      const bool accumulate = context.holds_gradients(u) || state.written[i];
       state.written[i] = 1;
       auto* data = reinterpret_cast<E*>(this->core_->reducing().gradient(tensor));
       const DType dtype = context.gradient_dtype(u, tensor.placement.group);

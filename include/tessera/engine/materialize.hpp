@@ -102,8 +102,7 @@ class Materializing {
     if (c_.map.total > 0 && !c_.backend.poisons()) {
       c_.backend.fill(c_.compute(), c_.memory, 0, c_.map.total);
     } else if (c_.map.total > 0) {
-      const std::uint64_t states = c_.units.empty() ? 0 : first_buffer();
-      c_.backend.fill(c_.compute(), c_.memory, 0, states);
+      c_.backend.fill(c_.compute(), c_.memory, 0, c_.map.buffers);
       c_.backend.fill(c_.compute(), c_.memory + c_.map.step, 0, c_.map.total - c_.map.step);
     }
     c_.note_use();
@@ -124,7 +123,7 @@ class Materializing {
         }
         const layout::Range weights = states_.held(State::parameter(), tensor);
         fill(State::parameter(), tensor, weights, part, value);
-        if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
+        if (states_.has_master(tensor)) {
           fill(State::master(), tensor, states_.held(State::master(), tensor), part, value);
         }
       }
@@ -192,12 +191,6 @@ class Materializing {
 
   static bool settable(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
-  std::uint64_t first_buffer() const {
-    std::uint64_t bytes = c_.map.slots;
-    for (const UnitMap& unit : c_.map.units) bytes = std::min(bytes, unit.gradients);
-    return bytes;
-  }
-
   void require_memory(const TensorRecord& tensor, const void* data) const {
     if (data != nullptr || tensor.elements == 0) return;
     detail::fail("tessera: materialize: tensor '", tensor.info.name, "' of type ",
@@ -260,7 +253,8 @@ class Materializing {
     c_.backend.write(c_.compute(), weights + (part.begin - held.begin) * width,
                      static_cast<const std::byte*>(data) + (part.begin - of.begin) * width,
                      part.size() * width);
-    if (!tensor.info.trainable || !PrecisionDescription::has_master(tensor.info.dtype)) return;
+    if (!states_.has_master(tensor) || states_.is_split(tensor)) return;
+    // (The lower half of what a bf16 holds is zero, as that memory is.)
     const layout::Range master = states_.held(State::master(), tensor);
     const layout::Range begun{std::max(master.begin, part.begin), std::min(master.end, part.end)};
     if (begun.begin >= begun.end) return;

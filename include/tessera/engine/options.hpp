@@ -63,6 +63,8 @@ struct Options {
   float gradient_divisor = 0;
   UnusedUnits unused_units = UnusedUnits::keep;
   std::vector<ParameterGroup> groups = {};
+  /// Of the random bits of stochastic rounding, where the precision rounds so.
+  std::uint64_t rounding_seed = 0;
   /// One rank alone gathers, reshards and reduces as several would: what that costs, without them.
   bool collectives_at_one_rank = false;
   /// Keep every stream's begin and end times for Shard::trace().

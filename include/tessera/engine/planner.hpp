@@ -23,13 +23,14 @@ namespace tessera::engine {
 struct UnitMap {
   std::uint64_t parameters = 0;  ///< the full buffer where it persists, else the piece
   std::uint64_t master = 0;      ///< of the trainable groups that have one
-  std::uint64_t reduced = 0;     ///< reduced gradients, fp32
+  std::uint64_t reduced = 0;     ///< reduced gradients
   std::uint64_t moments = 0;     ///< the first of them; the others follow at equal distance
-  std::uint64_t gradients = 0;   ///< the full buffer where it persists
+  std::uint64_t gradients = 0;   ///< the full buffer where it persists; may be `reduced`
 };
 
 struct MemoryMap {
   std::vector<UnitMap> units;
+  std::uint64_t buffers = 0;  ///< where the states end, and gradient buffers and slots begin
   std::uint64_t slots = 0;
   std::uint64_t reduce_scratch = 0;
   std::uint64_t step = 0;  ///< where step_memory's offsets begin
@@ -37,21 +38,39 @@ struct MemoryMap {
   std::uint64_t total = 0;
 };
 
-/// The elements per rank-held array of fp32 state: a piece, or everything where the strategy
-/// does not shard the optimizer.
-inline std::uint64_t state_elements(const UnitRecord& unit, const StrategyDescription& strategy) {
-  const std::uint64_t piece = unit.layout.trainable_piece_elements();
-  return strategy.shard_optimizer ? piece : piece * static_cast<std::uint64_t>(unit.layout.world);
+/// Bytes ahead of `group` (of all of it with group_count) in an array of a unit's state that has
+/// width(element type) bytes an element of its trainable groups: a piece's elements, or everything
+/// where the strategy does not shard the optimizer.
+template <class Width>
+std::uint64_t state_offset(const layout::UnitLayout& layout, std::uint32_t group,
+                           const StrategyDescription& strategy, Width&& width) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t g = 0; g < group; ++g) {
+    if (!layout.groups[g].trainable) continue;
+    bytes += layout.groups[g].piece_elements * width(layout.groups[g].dtype);
+  }
+  return strategy.shard_optimizer ? bytes : bytes * static_cast<std::uint64_t>(layout.world);
+}
+inline std::uint64_t reduced_offset(const layout::UnitLayout& layout, std::uint32_t group,
+                                    const PolicyDescription& policy) {
+  return state_offset(layout, group, policy.strategy,
+                      [&](DType dtype) { return size_of(policy.precision.reduced_of(dtype)); });
+}
+inline std::uint64_t master_offset(const layout::UnitLayout& layout, std::uint32_t group,
+                                   const PolicyDescription& policy) {
+  return state_offset(layout, group, policy.strategy,
+                      [&](DType dtype) { return policy.precision.master_bytes(dtype); });
+}
+inline std::uint64_t moment_offset(const layout::UnitLayout& layout, std::uint32_t group,
+                                   const PolicyDescription& policy) {
+  return state_offset(layout, group, policy.strategy,
+                      [&](DType) { return size_of(policy.precision.moments); });
 }
 
-inline std::uint64_t master_elements(const UnitRecord& unit, const StrategyDescription& strategy) {
-  std::uint64_t piece = 0;
-  for (const layout::GroupLayout& group : unit.layout.used()) {
-    if (group.trainable && PrecisionDescription::has_master(group.dtype)) {
-      piece += group.piece_elements;
-    }
-  }
-  return strategy.shard_optimizer ? piece : piece * static_cast<std::uint64_t>(unit.layout.world);
+/// What the sum of a unit's gradients is divided by.
+inline float divisor_of(const UnitRecord& unit, const Options& options, int world) {
+  if (unit.options.gradient_divisor > 0) return unit.options.gradient_divisor;
+  return options.gradient_divisor > 0 ? options.gradient_divisor : static_cast<float>(world);
 }
 
 /// Bytes of a unit's full gradient buffer ahead of `group` (of all of it with group_count).
@@ -120,12 +139,16 @@ class Planner {
     plan.memory.push_back({"parameters", at - gathered, true});
     plan.memory.push_back({"parameters kept gathered", gathered, false});
     add_states(plan, map, at);
-    std::uint64_t before = at;
+    map.buffers = at;
     for (std::size_t u = 0; u < map.units.size(); ++u) {
       map.units[u].gradients = at;
-      if (!facts_[u].gradient_slot) at += facts_[u].gradient_bytes;
+      if (facts_[u].gradients_in_place) {
+        map.units[u].gradients = map.units[u].reduced;
+      } else if (!facts_[u].gradient_slot) {
+        at += facts_[u].gradient_bytes;
+      }
     }
-    plan.memory.push_back({"full gradients", at - before, false});
+    plan.memory.push_back({"full gradients", at - map.buffers, false});
     map.slots = at;
     at += slots;
     plan.memory.push_back({"slots", slots, false});
@@ -160,14 +183,27 @@ class Planner {
       if (unit.options.override_reshard && strategy.shard_parameters && gathers) {
         facts.reshard = unit.options.reshard;
       }
-      facts.gradient_slot =
-          strategy.shard_gradients && options_.accumulation == Accumulation::reduce_each;
+      facts.gradients_in_place = facts.trainable && !gathers && needs_no_reduction(unit);
+      facts.gradient_slot = !facts.gradients_in_place && strategy.shard_gradients &&
+                            options_.accumulation == Accumulation::reduce_each;
       facts_.push_back(facts);
     }
     if (strategy.by_budget && world_ > 1) keep_by_budget();
     for (UnitFacts& facts : facts_) {
       facts.parameter_slot = facts.reshard == Reshard::after_forward;
     }
+  }
+
+  // At one rank: a gradient as it is written is the reduced one.
+  bool needs_no_reduction(const UnitRecord& unit) const {
+    if (divisor_of(unit, options_, world_) != 1) return false;
+    for (const layout::GroupLayout& group : unit.layout.used()) {
+      if (group.trainable &&
+          policy_.precision.gradient_of(group.dtype) != policy_.precision.reduced_of(group.dtype)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // The largest first, never over, whatever the order of registration.
@@ -186,20 +222,18 @@ class Planner {
   }
 
   void add_states(Plan& plan, MemoryMap& map, std::uint64_t& at) const {
-    const auto add = [&](const char* what, auto member, auto elements) {
+    const auto add = [&](const char* what, auto member, auto offset, int arrays) {
       const std::uint64_t before = at;
       for (std::size_t u = 0; u < map.units.size(); ++u) {
+        const layout::UnitLayout& layout = registry_.units()[u].layout;
         map.units[u].*member = at;
-        at += elements(registry_.units()[u]) * sizeof(float);
+        at += offset(layout, layout.group_count, policy_) * static_cast<std::uint64_t>(arrays);
       }
       plan.memory.push_back({what, at - before, true});
     };
-    const auto state = [&](const UnitRecord& u) { return state_elements(u, policy_.strategy); };
-    add("master weights", &UnitMap::master,
-        [&](const UnitRecord& u) { return master_elements(u, policy_.strategy); });
-    add("moments", &UnitMap::moments,
-        [&](const UnitRecord& u) { return state(u) * static_cast<std::uint64_t>(needs_.moments); });
-    add("reduced gradients", &UnitMap::reduced, state);
+    add("master weights", &UnitMap::master, master_offset, 1);
+    add("moments", &UnitMap::moments, moment_offset, needs_.moments);
+    add("reduced gradients", &UnitMap::reduced, reduced_offset, 1);
   }
 
   void add_units(Plan& plan) const {
@@ -249,12 +283,14 @@ class Planner {
     auto& gather = plan.collectives[CollectiveKind::all_gather];
     for (const auto& units : table.gathers) {
       std::uint64_t bytes = 0;
+      std::size_t moved = 0;
       for (std::uint32_t u : units) {
-        const bool once = facts_[u].reshard == Reshard::after_step && !facts_[u].trainable;
-        if (!once) bytes += facts_[u].full_bytes;
+        if (facts_[u].reshard == Reshard::after_step && !facts_[u].trainable) continue;  // once
+        bytes += facts_[u].full_bytes;
+        ++moved;
       }
       if (bytes == 0) continue;
-      gather.count += chunks(bytes, units.size());
+      gather.count += chunks(bytes, moved);
       gather.bytes += bytes / ranks * others;
     }
     auto& reduce = plan.collectives[CollectiveKind::reduce_scatter];
@@ -266,8 +302,8 @@ class Planner {
         if (policy_.strategy.shard_optimizer || summed[u]) continue;
         summed[u] = 1;
         ++gather.count;  // Replicate gathers the sums, once a step: a tied unit reduces twice
-        gather.bytes +=
-            registry_.units()[u].layout.trainable_piece_elements() * sizeof(float) * others;
+        const layout::UnitLayout& layout = registry_.units()[u].layout;
+        gather.bytes += reduced_offset(layout, layout.group_count, policy_) / ranks * others;
       }
       reduce.count += chunks(bytes, units.size());
       reduce.bytes += bytes / ranks * others;

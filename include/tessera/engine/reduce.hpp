@@ -1,4 +1,4 @@
-// Gradient buffers and their reduction: full gradients in, fp32 means in the pieces out.
+// Gradient buffers and their reduction: full gradients in, means in the pieces out.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +52,10 @@ class Reducing {
       unit.gradient_slot = *slot;
       unit.gradients = c_.memory + c_.map.slots + *slot;
       c_.note_use();
+    } else if (c_.facts[u].gradients_in_place) {  // no other stream uses them
+      if (c_.backend.poisons() && !c_.holds_gradients(u)) {
+        c_.backend.fill(c_.compute(), unit.gradients, 0xFF, c_.facts[u].gradient_bytes);
+      }
     } else {
       c_.backend.wait(c_.compute(), unit.reduction);  // it may still be read
     }
@@ -62,10 +66,9 @@ class Reducing {
   /// unit joins the bucket.
   void close(std::uint32_t u) {
     UnitState<B>& unit = c_.units[u];
-    if (!unit.gradients_held) zero_unwritten(u);
+    if (!c_.holds_gradients(u)) zero_unwritten(u);
     unit.gradients_held = true;
-    if (!unit.reduces) return;
-    add_to_bucket(u);
+    if (unit.reduces) reduce(u);
   }
 
   /// Reduces what is held unreduced. True if there was anything.
@@ -73,7 +76,7 @@ class Reducing {
     bool any = false;
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       if (!c_.units[u].gradients_held || bucket_.holds(u)) continue;
-      add_to_bucket(u);
+      reduce(u);
       any = true;
     }
     flush();
@@ -164,7 +167,12 @@ class Reducing {
     std::vector<std::uint64_t> slots;
   };
 
-  void add_to_bucket(std::uint32_t u) {
+  void reduce(std::uint32_t u) {
+    if (c_.facts[u].gradients_in_place) {
+      c_.units[u].gradients_held = false;
+      c_.units[u].reduced = true;
+      return;
+    }
     const std::uint64_t bytes = c_.facts[u].gradient_bytes;
     if (!bucket_.has_room_for(bytes)) flush();
     bucket_.add(u, bytes);
@@ -204,9 +212,7 @@ class Reducing {
   }
 
   float scale_of(std::uint32_t u) const {
-    const float own = c_.registry.unit(u).options.gradient_divisor;
-    const float common = c_.options.gradient_divisor;
-    const float divisor = own > 0 ? own : (common > 0 ? common : static_cast<float>(c_.world()));
+    const float divisor = divisor_of(c_.registry.unit(u), c_.options, c_.world());
     const StrictRounding strict;
     return (StrictDouble{1.0} / StrictDouble{static_cast<double>(divisor)}).to_float();
   }
@@ -251,13 +257,15 @@ class Reducing {
       const std::uint64_t own =
           c_.policy.strategy.shard_optimizer ? 0 : elements * static_cast<std::uint64_t>(c_.rank());
       const std::byte* full = c_.units[u].gradients + gradient_offset(at, g, c_.policy.precision);
-      part_in_chunk(position, elements * size_of(dtype), index, chunk,
-                    [&](std::uint64_t begin, std::uint64_t bytes) {
-                      segments_.push_back({full + begin, dtype,
-                                           c_.reduced(u, g) + own + begin / size_of(dtype),
-                                           bytes / size_of(dtype), elements, scale, accumulate});
-                      total += bytes;
-                    });
+      const DType reduced = c_.reduced_dtype(u, g);
+      part_in_chunk(
+          position, elements * size_of(dtype), index, chunk,
+          [&](std::uint64_t begin, std::uint64_t bytes) {
+            const std::uint64_t first = own + begin / size_of(dtype);
+            segments_.push_back({full + begin, dtype, c_.reduced(u, g) + first * size_of(reduced),
+                                 bytes / size_of(dtype), elements, scale, accumulate, reduced});
+            total += bytes;
+          });
       position += elements * size_of(dtype);
     }
     return total;

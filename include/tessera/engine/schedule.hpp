@@ -22,8 +22,10 @@ struct UnitFacts {
   Reshard reshard = Reshard::never;
   bool parameter_slot = false;  ///< the full parameter buffer is a slot
   bool gradient_slot = false;   ///< the full gradient buffer is a slot
-  bool trainable = false;       ///< holds a trainable tensor with elements
-  bool outer = false;           ///< UnitOptions::outer
+  /// The full gradient buffer is the array of reduced gradients: there is nothing to reduce.
+  bool gradients_in_place = false;
+  bool trainable = false;  ///< holds a trainable tensor with elements
+  bool outer = false;      ///< UnitOptions::outer
 };
 
 /// The depths in force: Options as the schedule (overlapped or sequential) reads them.
@@ -206,7 +208,8 @@ class Scheduler {
     const UnitFacts& facts = facts_[event.unit];
     if (event.phase == Phase::backward) {
       unit.reduces = unit.reduces || event.reduces;
-      if (--unit.backward_leases == 0 && facts.trainable && unit.reduces) {
+      const bool last = --unit.backward_leases == 0;
+      if (last && facts.trainable && unit.reduces && !facts.gradients_in_place) {
         if (!bucket_.has_room_for(facts.gradient_bytes)) flush();
         bucket_.add(event.unit, facts.gradient_bytes);
         if (bucket_.full()) flush();

@@ -93,8 +93,8 @@ class Stepping {
     put(c_.map.step_memory.included, included_);
   }
 
-  // Replicate: every rank updates everything, so it needs everyone's sums. They are fp32, so that
-  // the bits are those of the strategies in which only the owner updates.
+  // Replicate: every rank updates everything, so it needs everyone's sums. They are sent as they
+  // are kept, so that the bits are those of the strategies in which only the owner updates.
   void gather_sums() {
     c_.backend.record(event_, c_.compute());  // where a gradient may have been edited
     c_.backend.wait(c_.reducing(), event_);
@@ -105,11 +105,11 @@ class Stepping {
       std::uint64_t total = 0;
       for (std::uint32_t g = 0; g < at.group_count; ++g) {
         if (!at.groups[g].trainable) continue;
-        const std::uint64_t elements = at.groups[g].piece_elements;
-        float* full = c_.reduced(u, g);
-        segments.push_back({full + elements * static_cast<std::uint64_t>(c_.rank()), full,
-                            elements * sizeof(float), elements * sizeof(float)});
-        total += elements * sizeof(float);
+        const std::uint64_t bytes = at.groups[g].piece_elements * size_of(c_.reduced_dtype(u, g));
+        std::byte* full = c_.reduced(u, g);
+        segments.push_back(
+            {full + bytes * static_cast<std::uint64_t>(c_.rank()), full, bytes, bytes});
+        total += bytes;
       }
       const std::string& name = c_.registry.unit(u).name;
       c_.backend.ahead_of_collective(c_.reducing());
@@ -185,15 +185,10 @@ class Stepping {
     arrays_.ranges = std::span(c_.tables.update_ranges).subspan(of.first, of.count);
     arrays_.resident =
         c_.template step_array<ElementRange>(c_.map.step_memory.update_ranges) + of.first;
-    arrays_.weights = c_.master(u, of.group);
+    arrays_.dtype = c_.layout(u).groups[of.group].dtype;
+    arrays_.parameters = c_.weights(u, of.group);
+    arrays_.master = c_.master(u, of.group);
     arrays_.gradients = c_.reduced(u, of.group);
-    arrays_.parameters = nullptr;
-    if (PrecisionDescription::has_master(c_.layout(u).groups[of.group].dtype)) {
-      std::byte* own = c_.policy.strategy.shard_optimizer ? c_.piece(u, of.group)
-                                                          : c_.memory + c_.map.units[u].parameters +
-                                                                c_.layout(u).full_offset(of.group);
-      arrays_.parameters = reinterpret_cast<bf16*>(own);
-    }
     arrays_.moments.clear();
     for (int m = 0; m < c_.needs.moments; ++m) arrays_.moments.push_back(c_.moment(u, of.group, m));
     rule_.update(c_.backend, c_.compute(), arrays_, memory);
@@ -202,7 +197,8 @@ class Stepping {
   UpdateMemory update_memory() {
     const StepMemory& at = c_.map.step_memory;
     return {scalars(), c_.template step_array<UpdateSetting>(at.settings),
-            setting_count(c_.options), c_.template step_array<std::byte>(at.rule)};
+            setting_count(c_.options), c_.template step_array<std::byte>(at.rule),
+            c_.options.rounding_seed};
   }
 
   std::vector<UpdateSetting> settings() const {
@@ -239,7 +235,9 @@ class Stepping {
     const layout::Range held = c_.state_range(tensor.unit, g);
     const StepMemory& at = c_.map.step_memory;
     NormRange range;
-    range.data = c_.reduced(tensor.unit, g) + tensor.placement.offset + part.begin - held.begin;
+    range.dtype = c_.reduced_dtype(tensor.unit, g);
+    const std::uint64_t first = tensor.placement.offset + part.begin - held.begin;
+    range.data = c_.reduced(tensor.unit, g) + first * size_of(range.dtype);
     range.first_cell = part.begin / kCell;
     range.elements = part.size();
     range.nodes = c_.template step_array<double>(at.nodes) +
@@ -268,7 +266,7 @@ class Stepping {
       }
       if (part.empty()) continue;
       all.push_back({tensor.placement.offset + part.begin - held.begin, part.size(),
-                     setting_of(tensor), blocks});
+                     setting_of(tensor), blocks, part.begin, tensor.info.id});
       blocks += range_blocks(part.size());
       ++of.count;
     }

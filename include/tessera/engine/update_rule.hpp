@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,9 +15,12 @@
 #include "tessera/exact/bf16.hpp"
 #include "tessera/exact/elementwise.hpp"
 #include "tessera/exact/rounding_mode.hpp"
+#include "tessera/exact/stochastic.hpp"
 #include "tessera/exact/strict_double.hpp"
 #include "tessera/layout/flat.hpp"
 #include "tessera/optimizer/optimizer.hpp"
+#include "tessera/policy/description.hpp"
+#include "tessera/tensor/dtype.hpp"
 
 namespace tessera::engine {
 
@@ -24,10 +28,11 @@ namespace tessera::engine {
 struct UpdateArrays {
   std::span<const ElementRange> ranges;
   const ElementRange* resident = nullptr;  ///< the same in the backend's memory
-  float* weights = nullptr;                ///< fp32: the master, or the parameters themselves
-  bf16* parameters = nullptr;              ///< the weights rounded, or null where there are no such
-  const float* gradients = nullptr;        ///< reduced, before clipping
-  std::vector<float*> moments;
+  DType dtype = DType::f32;                ///< of the parameters: f32, or the precision's
+  void* parameters = nullptr;
+  void* master = nullptr;           ///< what there is of it beside the parameters: see Master
+  const void* gradients = nullptr;  ///< reduced, before clipping
+  std::vector<void*> moments;
 };
 
 /// Where the optimizer finds what a step decided, and keeps its own clock and coefficients.
@@ -36,6 +41,7 @@ struct UpdateMemory {
   const UpdateSetting* settings = nullptr;
   std::uint64_t setting_count = 0;
   std::byte* rule = nullptr;  ///< rule_bytes(setting_count), zero at first
+  std::uint64_t rounding_seed = 0;
 };
 
 template <Runtime B>
@@ -55,25 +61,33 @@ class UpdateRule {
                       const UpdateMemory& memory) const = 0;
 };
 
-/// The optimizer's clock, moved on, and what elements see of the step, by setting.
+/// The optimizer's clock, and how often it has moved on.
+template <class Optimizer>
+struct Ticks {
+  typename Optimizer::Clock clock;
+  std::uint64_t updates = 0;
+};
+
+/// The clock, moved on, and what elements see of the step, by setting.
 template <class Optimizer>
 struct AdvanceClock {
   Optimizer optimizer;
   const StepScalars* scalars;
   const UpdateSetting* settings;
   std::uint64_t setting_count;
-  typename Optimizer::Clock* clock;
+  Ticks<Optimizer>* ticks;
   typename Optimizer::Coefficients* coefficients;
 
   TESSERA_HD void operator()(std::uint64_t) const {
     if (scalars->skipped != 0) return;
-    optimizer.advance(*clock);
+    ++ticks->updates;
+    optimizer.advance(ticks->clock);
     for (std::uint64_t i = 0; i != setting_count; ++i) {
       const StrictRounding strict;
       const StrictDouble rate = StrictDouble{static_cast<double>(scalars->learning_rate)} *
                                 StrictDouble{static_cast<double>(settings[i].learning_rate_scale)};
-      coefficients[i] =
-          optimizer.coefficients(*clock, detail::pin(rate.to_float()), settings[i].weight_decay);
+      coefficients[i] = optimizer.coefficients(ticks->clock, detail::pin(rate.to_float()),
+                                               settings[i].weight_decay);
     }
   }
 };
@@ -108,14 +122,20 @@ template <class Optimizer, template <class> class Update>
 struct DecidedUpdate {
   const StepScalars* scalars;
   const typename Optimizer::Coefficients* coefficients;
+  const Ticks<Optimizer>* ticks;
+  std::uint64_t rounding_seed;
 
+  TESSERA_HD RoundingKey rounding_key(std::uint32_t tensor) const {
+    return tessera::rounding_key(rounding_seed, tensor, ticks->updates);
+  }
   TESSERA_HD bool enabled() const { return scalars->skipped == 0; }
   TESSERA_HD Update<Optimizer> prepare(std::uint32_t setting) const {
     return {coefficients[setting], scalars->clip_factor};
   }
 };
 
-template <Runtime B, ElementwiseOptimizer Optimizer>
+/// `storage`: how the precision keeps what is updated. f32 parameters are kept as f32 under all.
+template <Runtime B, ElementwiseOptimizer Optimizer, StateStorage storage = StateStorage{}>
 class ElementwiseRule final : public UpdateRule<B> {
  public:
   explicit ElementwiseRule(const Optimizer& optimizer) : optimizer_(optimizer) {
@@ -131,14 +151,14 @@ class ElementwiseRule final : public UpdateRule<B> {
     return kCoefficients + setting_count * sizeof(Coefficients);
   }
   void start(B& backend, typename B::Stream& stream, const UpdateMemory& memory) const override {
-    const Clock clock;
-    backend.write(stream, memory.rule, &clock, sizeof clock);
+    const Ticks<Optimizer> begin{};
+    backend.write(stream, memory.rule, &begin, sizeof begin);
   }
   void advance(B& backend, typename B::Stream& stream, const UpdateMemory& memory) const override {
     backend.for_each(
         stream, 1,
         AdvanceClock<Optimizer>{optimizer_, memory.scalars, memory.settings, memory.setting_count,
-                                reinterpret_cast<Clock*>(memory.rule), coefficients(memory)});
+                                ticks(memory), coefficients(memory)});
   }
   void update(B& backend, typename B::Stream& stream, const UpdateArrays& arrays,
               const UpdateMemory& memory) const override {
@@ -147,10 +167,13 @@ class ElementwiseRule final : public UpdateRule<B> {
   }
 
  private:
-  using Clock = typename Optimizer::Clock;
   using Coefficients = typename Optimizer::Coefficients;
-  static constexpr std::uint64_t kCoefficients = layout::round_up(sizeof(Clock), 64);
+  using Reduced = std::conditional_t<storage.reduced == DType::bf16, bf16, float>;
+  static constexpr std::uint64_t kCoefficients = layout::round_up(sizeof(Ticks<Optimizer>), 64);
 
+  static Ticks<Optimizer>* ticks(const UpdateMemory& memory) {
+    return reinterpret_cast<Ticks<Optimizer>*>(memory.rule);
+  }
   static Coefficients* coefficients(const UpdateMemory& memory) {
     return reinterpret_cast<Coefficients*>(memory.rule + kCoefficients);
   }
@@ -158,17 +181,38 @@ class ElementwiseRule final : public UpdateRule<B> {
   template <std::size_t... I>
   void update(B& backend, typename B::Stream& stream, const UpdateArrays& a,
               const UpdateMemory& memory, std::index_sequence<I...>) const {
-    if (a.parameters == nullptr) {
-      backend.transform_ranges(
-          stream, a.ranges, a.resident,
-          DecidedUpdate<Optimizer, UpdateInPlace>{memory.scalars, coefficients(memory)},
-          InOut<float>{a.weights}, In<float>{a.gradients}, InOut<float>{a.moments[I]}...);
+    const auto run = [&]<template <class> class Update, class... Refs>(
+                         const DecidedUpdate<Optimizer, Update>& f, Refs... refs) {
+      backend.transform_ranges(stream, a.ranges, a.resident, f, refs..., moment<I>(a)...);
+    };
+    const auto in_place = decided<UpdateInPlace>(memory);
+    if (a.dtype == DType::f32) {
+      run(in_place, InOut<float>{static_cast<float*>(a.parameters)},
+          In<float>{static_cast<const float*>(a.gradients)});
+      return;
+    }
+    auto* const parameters = static_cast<bf16*>(a.parameters);
+    const In<Reduced> gradients{static_cast<const Reduced*>(a.gradients)};
+    if constexpr (storage.master == Master::fp32) {
+      run(decided<UpdateAndRound>(memory), Out<bf16>{parameters},
+          InOut<float>{static_cast<float*>(a.master)}, gradients);
+    } else if constexpr (storage.master == Master::split) {
+      run(in_place, InOutSplit{parameters, static_cast<std::uint16_t*>(a.master)}, gradients);
     } else {
-      backend.transform_ranges(
-          stream, a.ranges, a.resident,
-          DecidedUpdate<Optimizer, UpdateAndRound>{memory.scalars, coefficients(memory)},
-          Out<bf16>{a.parameters}, InOut<float>{a.weights}, In<float>{a.gradients},
-          InOut<float>{a.moments[I]}...);
+      run(in_place, InOutStochastic<0>{parameters}, gradients);
+    }
+  }
+
+  template <template <class> class Update>
+  static DecidedUpdate<Optimizer, Update> decided(const UpdateMemory& memory) {
+    return {memory.scalars, coefficients(memory), ticks(memory), memory.rounding_seed};
+  }
+  template <std::size_t index>
+  static auto moment(const UpdateArrays& a) {
+    if constexpr (storage.moments == DType::bf16) {
+      return InOutStochastic<int{index} + 1>{static_cast<bf16*>(a.moments[index])};
+    } else {
+      return InOut<float>{static_cast<float*>(a.moments[index])};
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "tessera/exact/bf16.hpp"
 #include "tessera/exact/cell_tree.hpp"
 #include "tessera/exact/double_lanes.hpp"
 
@@ -72,6 +73,12 @@ TESSERA_HD double whole_cell(NormKind kind, const float* x) {
   for (std::uint64_t i = 0; i != count; ++i) padded[i] = x[i];
   return whole_cell<D>(kind, padded);
 }
+/// The same of values that are widened first, which is exact.
+[[gnu::noinline]] inline double native_cell(NormKind kind, const bf16* x, std::uint64_t count) {
+  float wide[kCell] = {};
+  for (std::uint64_t i = 0; i != (count < kCell ? count : kCell); ++i) wide[i] = to_float(x[i]);
+  return whole_cell<DoubleLanes<kNativeDoubleLanes>>(kind, wide);
+}
 
 }  // namespace TESSERA_ISA
 }  // namespace detail
@@ -87,11 +94,12 @@ inline double cell_value(NormKind kind, const float* x, std::uint64_t count) {
 /// Folds the cells that a rank holds to the values of `for_each_node(first_cell, first_cell +
 /// cells_of(elements))`, in that order: `out` has room for `node_count` of the same range. `data`
 /// points at element first_cell * kCell of the tensor, of which the rank holds `elements`: a
-/// multiple of kCell, except where they are the tensor's last.
-inline void node_values(NormKind kind, const float* data, std::uint64_t first_cell,
-                        std::uint64_t elements, double* out) {
+/// multiple of kCell, except where they are the tensor's last. T is float or bf16.
+template <class T>
+void node_values(NormKind kind, const T* data, std::uint64_t first_cell, std::uint64_t elements,
+                 double* out) {
   const StrictRounding strict;
-  const float* const end = data + elements;
+  const T* const end = data + elements;
   for_each_node(first_cell, first_cell + cells_of(elements), [&](const TreeNode& node) {
     detail::NodeStack stack(kind);
     for (std::uint64_t cell = 0; cell != node.cells(); ++cell) {

@@ -4,81 +4,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "tessera/exact/arguments.hpp"
 #include "tessera/exact/lanes.hpp"
 #include "tessera/exact/rounding_mode.hpp"
 
 namespace tessera {
-
-// The arguments of an element-wise function; T is float or bf16, converted to fp32 and back. An
-// output may be the same array as an input of the same T, but may not overlap one otherwise.
-
-/// Read: `f` gets `const R&`.
-template <class T>
-struct In {
-  using element = T;
-  const T* data;
-};
-/// Written: `f` gets `R&`, which holds zeros.
-template <class T>
-struct Out {
-  using element = T;
-  T* data;
-};
-/// Read and written: `f` gets `R&`.
-template <class T>
-struct InOut {
-  using element = T;
-  T* data;
-};
-
 namespace detail {
-
-TESSERA_EXEC_CHECK_DISABLE
-template <class R, class T>
-TESSERA_HD R load_lanes(const In<T>& ref, std::uint64_t i) {
-  return R::load(ref.data + i);
-}
-TESSERA_EXEC_CHECK_DISABLE
-template <class R, class T>
-TESSERA_HD R load_lanes(const InOut<T>& ref, std::uint64_t i) {
-  return R::load(ref.data + i);
-}
-TESSERA_EXEC_CHECK_DISABLE
-template <class R, class T>
-TESSERA_HD R load_lanes(const Out<T>&, std::uint64_t) {
-  return R::splat(0.0f);
-}
-
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD const R& as_argument(const In<T>&, const R& lanes) {
-  return lanes;
-}
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD R& as_argument(const Out<T>&, R& lanes) {
-  return lanes;
-}
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD R& as_argument(const InOut<T>&, R& lanes) {
-  return lanes;
-}
-
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD void store_lanes(const In<T>&, std::uint64_t, const R&) {}
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD void store_lanes(const Out<T>& ref, std::uint64_t i, const R& lanes) {
-  lanes.store(ref.data + i);
-}
-TESSERA_EXEC_CHECK_DISABLE
-template <class T, class R>
-TESSERA_HD void store_lanes(const InOut<T>& ref, std::uint64_t i, const R& lanes) {
-  lanes.store(ref.data + i);
-}
-
 inline namespace TESSERA_ISA {
 
 template <std::size_t... I>
@@ -124,6 +55,30 @@ struct PaddedTail {
   Element padded[kNativeLanes] = {};
 };
 
+template <>
+struct PaddedTail<InOutSplit> {
+  PaddedTail(const InOutSplit& ref, std::uint64_t first, std::uint64_t elements)
+      : high(Out<bf16>{ref.high}, first, elements),
+        low(Out<std::uint16_t>{ref.low}, first, elements) {}
+  InOutSplit ref() { return {high.padded, low.padded}; }
+  void write_back() const {
+    high.write_back();
+    low.write_back();
+  }
+
+  PaddedTail<Out<bf16>> high;
+  PaddedTail<Out<std::uint16_t>> low;
+};
+
+template <int field>
+struct PaddedTail<InOutStochastic<field>> : PaddedTail<Out<bf16>> {
+  PaddedTail(const InOutStochastic<field>& ref, std::uint64_t first, std::uint64_t elements)
+      : PaddedTail<Out<bf16>>(Out<bf16>{ref.data}, first, elements), key(ref.key.from(first)) {}
+  InOutStochastic<field> ref() { return {this->padded, key}; }
+
+  RoundingKey key;
+};
+
 template <class R, std::size_t... I, class F, class... Tails>
 void elementwise_tail(const F& f, Indices<I...> indices, Tails... tails) {
   elementwise_blocks<R>(R::width, f, indices, tails.ref()...);
@@ -155,13 +110,13 @@ struct MakeIndices<0, I...> {
 inline namespace TESSERA_ISA {
 
 /// Calls `f(lanes...)` for the elements [0, n) of every argument, in groups of kNativeLanes; each
-/// of `refs` is In, Out or InOut, and `f` gets their lanes in the same order. `f` is copied, has a
-/// const call operator that is a template on the lane type R and sees no positions, and takes its
-/// constants by `R::splat`. The bits of an element depend on that element's inputs only, not on n
-/// nor on the width. For n = 0 the pointers may be null.
+/// of `refs` is an argument of exact/arguments.hpp, and `f` gets their lanes in the same order. `f`
+/// is copied, has a const call operator that is a template on the lane type R and sees no
+/// positions, and takes its constants by `R::splat`. The bits of an element depend on that
+/// element's inputs only, not on n nor on the width. For n = 0 the pointers may be null.
 template <class F, class... Refs>
 void elementwise(std::uint64_t n, F f, Refs... refs) {
-  static_assert(sizeof...(Refs) > 0, "tessera: elementwise needs an In, Out or InOut");
+  static_assert(sizeof...(Refs) > 0, "tessera: elementwise needs an argument");
   const StrictRounding strict;
   detail::elementwise_all(n, f, typename detail::MakeIndices<sizeof...(Refs)>::type{}, refs...);
 }

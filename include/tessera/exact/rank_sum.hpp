@@ -14,10 +14,10 @@ inline constexpr int kRankSumLanes = 4;
 inline constexpr int kRankSumBlock = kRankSumLanes * kNativeLanes;
 
 // noinline: see elementwise_blocks.
-template <class T>
+template <class T, class O>
 [[gnu::noinline]] void rank_sum_blocks(std::uint64_t first, std::uint64_t last,
                                        const T* const* sources, int ranks, float scale,
-                                       bool accumulate, float* out) {
+                                       bool accumulate, O* out) {
   using R = Lanes<kNativeLanes>;
   const R factor = R::splat(scale);
   for (std::uint64_t i = first; i != last; i += kRankSumBlock) {
@@ -32,7 +32,7 @@ template <class T>
     TESSERA_UNROLL
     for (int k = 0; k != kRankSumLanes; ++k) {
       sum[k] = sum[k] * factor;
-      float* to = out + i + k * R::width;
+      O* to = out + i + k * R::width;
       if (accumulate) sum[k] = R::load(to) + sum[k];
       sum[k].store(to);
     }
@@ -40,23 +40,23 @@ template <class T>
 }
 
 /// The last elements, one at a time in a block of their own: padded, and so on the same code.
-template <class T>
+template <class T, class O>
 void rank_sum_tail(std::uint64_t first, std::uint64_t last, const T* const* sources, int ranks,
-                   float scale, bool accumulate, float* out) {
+                   float scale, bool accumulate, O* out) {
   // Ranks are folded one by one, as sums are: the block holds ((x0 + x1) + ...) so far. A factor of
   // 1 is exact; the scale is applied last.
   float sum[kRankSumBlock] = {};
   T next[kRankSumBlock] = {};
-  float result[kRankSumBlock] = {};
+  O result[kRankSumBlock] = {};
   const auto count = last - first;
   for (int rank = 0; rank < ranks; ++rank) {
     for (std::uint64_t i = 0; i != count; ++i) next[i] = sources[rank][first + i];
     const T* const one[] = {next};
-    rank_sum_blocks<T>(0, kRankSumBlock, one, 1, 1.0f, rank != 0, sum);
+    rank_sum_blocks(0, kRankSumBlock, one, 1, 1.0f, rank != 0, sum);
   }
   for (std::uint64_t i = 0; i != count; ++i) result[i] = out[first + i];
   const float* const folded[] = {sum};
-  rank_sum_blocks<float>(0, kRankSumBlock, folded, 1, scale, accumulate, result);
+  rank_sum_blocks(0, kRankSumBlock, folded, 1, scale, accumulate, result);
   for (std::uint64_t i = 0; i != count; ++i) out[first + i] = result[i];
 }
 
@@ -67,17 +67,18 @@ inline namespace TESSERA_ISA {
 
 /// Adds up the contributions of all ranks, in rank order in fp32, whatever the algorithm that
 /// brought them here: with s = (((x0 + x1) + x2) + ...) * scale, out[i] becomes s, or out[i] + s
-/// with `accumulate`. `sources` holds `ranks` >= 1 pointers to n elements of T, float or bf16; out
-/// may be one of them, but may not overlap any otherwise.
-template <class T>
+/// with `accumulate`, rounded to nearest once where it is bf16. `sources` holds `ranks` >= 1
+/// pointers to n elements of T; T and O are float or bf16; out may be one of the sources, but may
+/// not overlap any otherwise.
+template <class T, class O>
 void rank_sum(std::uint64_t n, const T* const* sources, int ranks, float scale, bool accumulate,
-              float* out) {
+              O* out) {
   const StrictRounding strict;
   const std::uint64_t whole = n - n % detail::kRankSumBlock;
   if (whole != 0) {
-    detail::rank_sum_blocks<T>(0, whole, sources, ranks, scale, accumulate, out);
+    detail::rank_sum_blocks(std::uint64_t{0}, whole, sources, ranks, scale, accumulate, out);
   }
-  if (whole != n) detail::rank_sum_tail<T>(whole, n, sources, ranks, scale, accumulate, out);
+  if (whole != n) detail::rank_sum_tail(whole, n, sources, ranks, scale, accumulate, out);
 }
 
 }  // namespace TESSERA_ISA

@@ -123,6 +123,10 @@ class Nccl {
       if (segment.dtype != DType::f32 && segment.dtype != DType::bf16) {
         state_->fail_call(tag, detail::concat("gradients are f32 or bf16, not ", segment.dtype));
       }
+      if (segment.out_dtype != DType::f32 && segment.out_dtype != segment.dtype) {
+        state_->fail_call(tag, detail::concat("sums of ", segment.dtype, " are f32 or ",
+                                              segment.dtype, ", not ", segment.out_dtype));
+      }
       bytes += segment.elements * size_of(segment.dtype);
     }
     if (bytes != 0 && scratch == nullptr && size() > 1) {
@@ -141,8 +145,13 @@ class Nccl {
       parts.rewind();
       for (const ReduceSegment& segment : segments) {
         if (segment.elements != 0) {
-          segment.dtype == DType::bf16 ? sum<bf16>(stream, segment, parts)
-                                       : sum<float>(stream, segment, parts);
+          if (segment.dtype == DType::f32) {
+            sum<float, float>(stream, segment, parts);
+          } else if (segment.out_dtype == DType::f32) {
+            sum<bf16, float>(stream, segment, parts);
+          } else {
+            sum<bf16, bf16>(stream, segment, parts);
+          }
         }
         parts.pass(segment);
       }
@@ -297,7 +306,7 @@ class Nccl {
     state_->detour.leave(stream.handle);
   }
 
-  template <class T>
+  template <class T, class O>
   void sum(const CudaStream& stream, const ReduceSegment& segment,
            const detail::ReduceScratch& parts) const {
     std::vector<const T*> sources(static_cast<std::size_t>(size()));
@@ -307,8 +316,8 @@ class Nccl {
           own ? static_cast<const T*>(segment.full) + segment.stride * static_cast<std::uint64_t>(r)
               : reinterpret_cast<const T*>(parts.part(segment, r));
     }
-    detail::launch_rank_sum<T>(stream.handle, segment.elements, sources.data(), size(),
-                               segment.scale, segment.accumulate, segment.out);
+    detail::launch_rank_sum(stream.handle, segment.elements, sources.data(), size(), segment.scale,
+                            segment.accumulate, static_cast<O*>(segment.out));
   }
 
   std::shared_ptr<detail::NcclState> state_;
