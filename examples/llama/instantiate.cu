@@ -3,13 +3,21 @@
 #include <tessera/engine/materialize.hpp>
 #include <tessera/tessera.hpp>
 
+#include "precisions.hpp"
 #include "weights.hpp"
 
 TESSERA_CUDA_INSTANTIATE(tessera::AdamW)
+TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::LeanBf16)
+TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::SplitBf16)
+TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::AllBf16)
 
 namespace tessera::detail {
-template void launch_for_each(cudaStream_t, std::uint64_t,
-                              const engine::SetInPlace<llama::FirstValue, float>&);
-template void launch_for_each(cudaStream_t, std::uint64_t,
-                              const engine::SetInPlace<llama::FirstValue, bf16>&);
+
+template <class Stored>
+using SetFirst = engine::SetInPlace<llama::FirstValue, Stored>;
+template void launch_for_each(cudaStream_t, std::uint64_t, const SetFirst<engine::Kept>&);
+template void launch_for_each(cudaStream_t, std::uint64_t, const SetFirst<engine::Rounded>&);
+template void launch_for_each(cudaStream_t, std::uint64_t, const SetFirst<engine::UpperHalf>&);
+template void launch_for_each(cudaStream_t, std::uint64_t, const SetFirst<engine::LowerHalf>&);
+
 }  // namespace tessera::detail

@@ -14,10 +14,13 @@ namespace llama {
 namespace {
 
 void train(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
+  if (options.plain) return train_plain(options, file, results);
   switch (options.precision) {
     case PrecisionName::fp32: return train_fp32(options, file, results, traces);
     case PrecisionName::bf16: return train_bf16(options, file, results, traces);
-    default: throw InputError("this precision is not there yet.");
+    case PrecisionName::lean_bf16: return train_lean_bf16(options, file, results, traces);
+    case PrecisionName::split_bf16: return train_split_bf16(options, file, results, traces);
+    case PrecisionName::pure_bf16: return train_pure_bf16(options, file, results, traces);
   }
 }
 

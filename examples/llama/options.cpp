@@ -132,11 +132,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       app, "--precision",
       {{"fp32", PrecisionName::fp32},
        {"bf16", PrecisionName::bf16},
-       {"split", PrecisionName::split},
+       {"lean-bf16", PrecisionName::lean_bf16},
+       {"split-bf16", PrecisionName::split_bf16},
        {"pure-bf16", PrecisionName::pure_bf16}},
       [&](PrecisionName p) { o.precision = p; },
-      "bf16: fp32 masters (default); split: the same in 2 bytes less a weight, gradients kept in "
-      "bf16; pure-bf16: all of the state");
+      "bf16: fp32 masters, moments and reduced gradients (default); lean-bf16: reduced gradients "
+      "in "
+      "bf16; split-bf16: and each master in two halves; pure-bf16: bf16 alone");
   app.add_option("--batch", o.batch, "sequences of a rank in a micro-step")->check(whole(1, 65536));
   app.add_option("--seq", o.sequence, "tokens in a sequence")->check(whole(1, kMillion));
   app.add_option("--accumulate", o.accumulate, "micro-steps in a step")->check(whole(1, kMillion));

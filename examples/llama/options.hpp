@@ -13,7 +13,8 @@
 namespace llama {
 
 enum class StrategyName : std::uint8_t { replicate, zero2, zero3, zero3_keep };
-enum class PrecisionName : std::uint8_t { fp32, bf16, split, pure_bf16 };
+/// See precisions.hpp.
+enum class PrecisionName : std::uint8_t { fp32, bf16, lean_bf16, split_bf16, pure_bf16 };
 enum class Rate : std::uint8_t { constant, cosine };
 
 struct Options {

@@ -1,4 +1,5 @@
-// One function a precision, each in a source of its own: a Shard is a lot to compile.
+// One function a precision, each in a source of its own, as a Shard is a lot to compile; and one
+// without tessera.
 #pragma once
 
 #include "options.hpp"
@@ -9,6 +10,10 @@
 namespace llama {
 
 void train_fp32(const Options&, const TokenFile*, Results&, Traces&);
+void train_plain(const Options&, const TokenFile*, Results&);
 void train_bf16(const Options&, const TokenFile*, Results&, Traces&);
+void train_lean_bf16(const Options&, const TokenFile*, Results&, Traces&);
+void train_split_bf16(const Options&, const TokenFile*, Results&, Traces&);
+void train_pure_bf16(const Options&, const TokenFile*, Results&, Traces&);
 
 }  // namespace llama

@@ -228,3 +228,39 @@ TEST_CASE("a split master is set and read in full; local() says that it is in ha
     });
   });
 }
+
+TEST_CASE("in_place: first values computed where the state is are the same as the caller's") {
+  const auto check = [](auto precision) {
+    using Precision = decltype(precision);
+    constexpr std::size_t kElements = 301;
+    struct Value {
+      std::uint32_t tensor;
+      float operator()(std::uint64_t i) const { return ts::random_normal(5, tensor, i); }
+    };
+    const auto with = [&](auto&& values) {
+      std::vector<std::vector<float>> full(4);
+      under_test::run_ranks(3, [&](under_test::Ranks ranks) {
+        std::span<Half> a(static_cast<Half*>(nullptr), kElements);
+        std::span<float> b(static_cast<float*>(nullptr), 7);
+        ShardOf<ts::Zero3<>, Precision, ts::AdamW> model{ts::Mesh<under_test::Backend>(ranks)};
+        (void)model.add_unit("u", a, b);
+        model.materialize(values);
+        std::vector<std::vector<float>> all{
+            model.full(ts::State::parameter(), a), model.full(ts::State::master(), a),
+            model.full(ts::State::parameter(), b), model.full(ts::State::master(), b)};
+        if (model.rank() == 0) full = std::move(all);
+      });
+      return full;
+    };
+    const auto called = with([](const ts::TensorInfo& info, std::uint64_t i) {
+      return ts::random_normal(5, info.id, i);
+    });
+    const auto in_place =
+        with(ts::in_place([](const ts::TensorInfo& info) { return Value{info.id}; }));
+    CHECK(called == in_place);
+    CHECK(called[1].size() == kElements);
+  };
+  check(ts::Bf16{});
+  check(Split{});
+  check(Pure{});
+}

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "tessera/engine/staging.hpp"
 #include "tessera/engine/states.hpp"
 #include "tessera/engine/step_functions.hpp"
+#include "tessera/exact/split_float.hpp"
 
 namespace tessera {
 
@@ -44,21 +44,33 @@ constexpr InPlace<Of> in_place(Of of) {
 
 namespace tessera::engine {
 
-/// Sets elements, of T, to a function of their place.
-template <class Value, class T>
+/// What is stored of an fp32 value.
+struct Kept {
+  using element = float;
+  static TESSERA_HD float of(float value) { return value; }
+};
+struct Rounded {
+  using element = bf16;
+  static TESSERA_HD bf16 of(float value) { return to_bf16(value); }
+};
+struct UpperHalf {
+  using element = bf16;
+  static TESSERA_HD bf16 of(float value) { return split_float(value).high; }
+};
+struct LowerHalf {
+  using element = std::uint16_t;
+  static TESSERA_HD std::uint16_t of(float value) { return split_float(value).low; }
+};
+
+/// Sets elements to a function of their place.
+template <class Value, class Stored>
 struct SetInPlace {
   Value value;
   std::uint64_t first;
-  T* to;
+  typename Stored::element* to;
 
   TESSERA_EXEC_CHECK_DISABLE
-  TESSERA_HD void operator()(std::uint64_t i) const {
-    if constexpr (std::is_same_v<T, bf16>) {
-      to[i] = to_bf16(value(first + i));
-    } else {
-      to[i] = value(first + i);
-    }
-  }
+  TESSERA_HD void operator()(std::uint64_t i) const { to[i] = Stored::of(value(first + i)); }
 };
 
 template <Backend Bk>
@@ -142,10 +154,17 @@ class Materializing {
           continue;
         }
         const auto value = of(tensor.info);
-        set_in_place(State::parameter(), tensor, value);
-        if (tensor.info.trainable && PrecisionDescription::has_master(tensor.info.dtype)) {
-          set_in_place(State::master(), tensor, value);
+        if (states_.is_split(tensor)) {
+          run_in_place<UpperHalf>(State::parameter(), tensor, value);
+          run_in_place<LowerHalf>(State::master(), tensor, value);
+          continue;
         }
+        if (tensor.info.dtype == DType::bf16) {
+          run_in_place<Rounded>(State::parameter(), tensor, value);
+        } else {
+          run_in_place<Kept>(State::parameter(), tensor, value);
+        }
+        if (states_.has_master(tensor)) run_in_place<Kept>(State::master(), tensor, value);
       }
     }
     finish();
@@ -207,18 +226,12 @@ class Materializing {
     states_.write(state, tensor, part);
   }
 
-  template <class Value>
-  void set_in_place(State state, const TensorRecord& tensor, const Value& value) {
+  template <class Stored, class Value>
+  void run_in_place(State state, const TensorRecord& tensor, const Value& value) {
     const layout::Range range = states_.held(state, tensor);
-    std::byte* const to = states_.address(state, tensor);
-    if (States<Bk>::width(state, tensor) == sizeof(float)) {
-      c_.backend.for_each(
-          c_.compute(), range.size(),
-          SetInPlace<Value, float>{value, range.begin, reinterpret_cast<float*>(to)});
-    } else {
-      c_.backend.for_each(c_.compute(), range.size(),
-                          SetInPlace<Value, bf16>{value, range.begin, reinterpret_cast<bf16*>(to)});
-    }
+    auto* const to = reinterpret_cast<typename Stored::element*>(states_.address(state, tensor));
+    c_.backend.for_each(c_.compute(), range.size(),
+                        SetInPlace<Value, Stored>{value, range.begin, to});
   }
 
   void take_from_rank(int root, const TensorRecord& tensor, std::byte* staging) {

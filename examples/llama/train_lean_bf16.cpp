@@ -1,0 +1,12 @@
+#include "precisions.hpp"
+#include "train.hpp"
+#include "train_sharded.hpp"
+
+namespace llama {
+
+void train_lean_bf16(const Options& options, const TokenFile* file, Results& results,
+                     Traces& traces) {
+  train_sharded<tessera::bf16, LeanBf16>(options, file, results, traces);
+}
+
+}  // namespace llama
