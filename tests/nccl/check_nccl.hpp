@@ -144,14 +144,15 @@ std::vector<T> gradients(int rank, std::size_t count, std::size_t first = 0) {
   return all;
 }
 
-inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // What rank `rank` of `size` has to end up with, on the host.
-template <class T>
-std::vector<float> expected_sum(int rank, int size, std::size_t elements, std::size_t stride,
-                                float scale, bool accumulate, std::vector<float> out) {
+template <class T, class O>
+std::vector<O> expected_sum(int rank, int size, std::size_t elements, std::size_t stride,
+                            float scale, bool accumulate, std::vector<O> out) {
   std::vector<std::vector<T>> all;
   std::vector<const T*> sources;
   for (int r = 0; r < size; ++r) {
@@ -162,26 +163,31 @@ std::vector<float> expected_sum(int rank, int size, std::size_t elements, std::s
   return out;
 }
 
-// Two segments in one call, one of each shape, against the host.
+// Segments in one call, one of each shape, and one kept in T, against the host.
 template <class T>
 void check_reduce(Nccl& ranks, Stream& stream, DType dtype, std::size_t elements) {
   const auto size = static_cast<std::size_t>(ranks.size());
   const std::size_t strides[] = {elements, elements + 64};
   for (const bool accumulate : {false, true}) {
     for (const float scale : {1.0f, 1.0f / 3.0f}) {
-      Device<std::byte> scratch(size * (elements + 64) * 2 * sizeof(T), std::byte{0xff});
+      Device<std::byte> scratch(size * (elements + 64) * 3 * sizeof(T), std::byte{0xff});
       const Device<T> close(gradients<T>(ranks.rank(), strides[0] * size));
       const Device<T> apart(gradients<T>(ranks.rank(), strides[1] * size));
       const std::vector<float> before(elements, 0.7f);
       const Device<float> sum0(before), sum1(before);
+      const std::vector<T> kept_before(elements, from_float(0.5f, T{}));
+      const Device<T> kept(kept_before);
       const ts::ReduceSegment segments[] = {
           {close.get(), dtype, sum0.get(), elements, strides[0], scale, accumulate},
           {nullptr, dtype, nullptr, 0, 0, scale, accumulate},
-          {apart.get(), dtype, sum1.get(), elements, strides[1], scale, accumulate}};
+          {apart.get(), dtype, sum1.get(), elements, strides[1], scale, accumulate},
+          {close.get(), dtype, kept.get(), elements, strides[0], scale, accumulate, dtype}};
       ranks.reduce_scatter(stream, kReduce, segments, scratch.get());
       ranks.synchronize(stream, kReduce);
       CHECK(same_bits(sum0.values(), expected_sum<T>(ranks.rank(), ranks.size(), elements,
                                                      strides[0], scale, accumulate, before)));
+      CHECK(same_bits(kept.values(), expected_sum<T>(ranks.rank(), ranks.size(), elements,
+                                                     strides[0], scale, accumulate, kept_before)));
       CHECK(same_bits(sum1.values(), expected_sum<T>(ranks.rank(), ranks.size(), elements,
                                                      strides[1], scale, accumulate, before)));
     }

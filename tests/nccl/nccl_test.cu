@@ -144,6 +144,10 @@ TEST_CASE("one rank without NCCL computes as any number of ranks does, and count
   const ts::ReduceSegment wrong[] = {{nullptr, DType::f16, nullptr, 64, 64, 1.0f, false}};
   CHECK(contains(refusal([&] { alone.reduce_scatter(stream, kReduce, wrong, nullptr); }),
                  "gradients are f32 or bf16, not f16"));
+  const ts::ReduceSegment narrow[] = {
+      {nullptr, DType::f32, nullptr, 64, 64, 1.0f, false, DType::bf16}};
+  CHECK(contains(refusal([&] { alone.reduce_scatter(stream, kReduce, narrow, nullptr); }),
+                 "a sum of f32 cannot be kept in bf16"));
   CHECK(contains(refusal([&] { alone.broadcast(stream, kBroadcast, nullptr, 4, 1); }),
                  "the root is rank 1, but the group has 1 rank(s)"));
 }

@@ -27,17 +27,18 @@ TESSERA_CUDA_LAUNCHER void launch_norm(cudaStream_t stream, Kind kind, const Nor
 
 #if defined(__CUDACC__)
 
-/// Cells of a window that are in shared memory at once.
-inline constexpr std::uint64_t kNormCells = 128;
+/// Cells of a window that are in shared memory at once: 32 KiB of them.
+template <class T>
+inline constexpr std::uint64_t kNormCells = kNormWindow / 2 * sizeof(float) / sizeof(T);
 
 /// Cells in shared memory, as they are. The gap between two keeps the eight threads of each of four
 /// neighbours, which read at the same offset, out of each other's banks. T is float or bf16.
 template <class T>
 struct StagedCells {
-  T x[kNormCells][kCell + 8];
+  T x[kNormCells<T>][kCell + 8];
 };
 
-/// Copies the cells [first, first + kNormCells) of a range's tensor to shared memory, 16 bytes a
+/// Copies the cells [first, first + kNormCells<T>) of a range's tensor to shared memory, 16 bytes a
 /// thread at a time and without waiting; what the range does not hold becomes zero.
 template <class T>
 __device__ void stage_cells(StagedCells<T>& to, const NormRange& range, std::uint64_t first) {
@@ -45,7 +46,7 @@ __device__ void stage_cells(StagedCells<T>& to, const NormRange& range, std::uin
   constexpr std::uint64_t kParts = kCell / kPart;
   const T* const data = static_cast<const T*>(range.data);
   const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-  for (std::uint64_t v = threadIdx.x; v < kNormCells * kParts; v += kCudaThreads) {
+  for (std::uint64_t v = threadIdx.x; v < kNormCells<T> * kParts; v += kCudaThreads) {
     const std::uint64_t cell = first + v / kParts;
     T* const staged = &to.x[v / kParts][v % kParts * kPart];
     // Wraps around below the range's first cell, and is then beyond its elements.
@@ -121,9 +122,9 @@ template <NormKind kind, class T>
 __device__ void window_values(double (&values)[kNormWindow], StagedCells<T>& cells,
                               const NormRange& range, std::uint64_t window) {
   const unsigned residue = threadIdx.x % 8;
-  for (std::uint64_t staged = 0; staged < kNormWindow; staged += kNormCells) {
+  for (std::uint64_t staged = 0; staged < kNormWindow; staged += kNormCells<T>) {
     stage_cells(cells, range, window + staged);
-    for (std::uint64_t at = threadIdx.x / 8; at < kNormCells; at += kCudaThreads / 8) {
+    for (std::uint64_t at = threadIdx.x / 8; at < kNormCells<T>; at += kCudaThreads / 8) {
       const double value = cell_of_eight<kind>(cells.x[at], residue);
       if (residue == 0) values[staged + at] = value;
     }

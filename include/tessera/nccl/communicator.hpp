@@ -124,8 +124,8 @@ class Nccl {
         state_->fail_call(tag, detail::concat("gradients are f32 or bf16, not ", segment.dtype));
       }
       if (segment.out_dtype != DType::f32 && segment.out_dtype != segment.dtype) {
-        state_->fail_call(tag, detail::concat("sums of ", segment.dtype, " are f32 or ",
-                                              segment.dtype, ", not ", segment.out_dtype));
+        state_->fail_call(tag, detail::concat("a sum of ", segment.dtype, " cannot be kept in ",
+                                              segment.out_dtype));
       }
       bytes += segment.elements * size_of(segment.dtype);
     }
