@@ -143,11 +143,13 @@ class TcpBootstrap {
   bool wait_for_any(const TcpSocket& listening, const std::vector<Guest>& guests) const {
     std::vector<pollfd> entries{{listening.descriptor(), POLLIN, 0}};
     for (const Guest& guest : guests) entries.push_back({guest.socket.descriptor(), POLLIN, 0});
-    for (;;) {
+    // A connection that cannot be accepted, and strangers that keep coming, are always ready.
+    while (TcpClock::now() < deadline_) {
       const int ready = ::poll(entries.data(), entries.size(), milliseconds_until(deadline_));
       if (ready > 0) return true;
       if (ready == 0 || errno != EINTR) return false;
     }
+    return false;
   }
 
   // Reads what guest i has said. Strangers lose their connection; a non-empty answer is a reason
