@@ -42,6 +42,26 @@ inline CLI::Validator finite() {
       "");
 }
 
+/// The norm is compared in fp32, where less would be zero (no clipping) or lose its digits.
+inline CLI::Validator no_denormal() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        double value = 0.0;
+        std::from_chars(text.data(), text.data() + text.size(), value);
+        if (value == 0.0 || value >= 1.2e-38) return {};
+        return "must be 0 or 1.2e-38 and more, not '" + text + "'.";
+      },
+      "");
+}
+
+inline CLI::Validator path() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        return text.empty() ? "must name a file, not ''." : "";
+      },
+      "");
+}
+
 template <class Name>
 void add_choice(CLI::App& app, const std::string& flag, Name& value,
                 const std::map<std::string, Name>& names, const std::string& help) {
@@ -108,13 +128,14 @@ static void check(const Options& o, const Machine& machine) {
 std::optional<Options> parse_options(int argc, const char* const* argv, const Machine& machine) {
   using detail::add_choice;
   using detail::finite;
+  using detail::path;
   using detail::whole;
   constexpr std::uint64_t kMillion = 1000000;
   Options o;
   CLI::App app("Trains a small GPT on bytes, its training state sharded over in-process ranks.",
                machine.program);
   app.option_defaults()->always_capture_default();
-  app.add_option("--data", o.data, "text to train on (default: this project's own)");
+  app.add_option("--data", o.data, "text to train on (default: this project's own)")->check(path());
   app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 256));
   add_choice<StrategyName>(
       app, "--strategy", o.strategy,
@@ -147,7 +168,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
   app.add_option("--prefetch-depth", o.prefetch_depth, "units gathered ahead")->check(whole(0, 64));
   app.add_option("--bucket-bytes", o.bucket_bytes, "of one reduction")
       ->check(whole(0, std::uint64_t{1} << 40));
-  app.add_option("--clip", o.clip, "largest gradient norm; 0: none")->check(finite());
+  app.add_option("--clip", o.clip, "largest gradient norm; 0: none")
+      ->check(finite())
+      ->check(detail::no_denormal());
   app.add_option("--lr", o.learning_rate, "peak learning rate")->check(finite());
   app.add_option("--warmup", o.warmup, "warm-up steps (default: a twentieth)")
       ->check(whole(0, 1000 * kMillion));
@@ -155,8 +178,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
   app.add_option("--seed", o.seed, "of weights, batches and sample")->check(whole(0, UINT64_MAX));
   app.add_option("--sample", o.sample, "bytes of text to write at the end")
       ->check(whole(0, kMillion));
-  app.add_option("--json", o.json, "write the results to this file");
-  app.add_option("--trace", o.trace, "write a Chrome trace to this file");
+  app.add_option("--json", o.json, "write the results to this file")->check(path());
+  app.add_option("--trace", o.trace, "write a Chrome trace to this file")->check(path());
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

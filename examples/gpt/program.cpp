@@ -2,8 +2,10 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "input_error.hpp"
@@ -18,6 +20,14 @@ void require_writable(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "a");
   if (file == nullptr) throw InputError("cannot write to " + path + ".");
   std::fclose(file);
+}
+
+/// By whatever names and links: what is written must not be what is read or written besides.
+void require_other(const std::string& file, const char* flag, const std::string& other,
+                   const char* its_flag) {
+  std::error_code none;  // one that does not exist, or is not given, is no other's
+  if (file.empty() || other.empty() || !std::filesystem::equivalent(file, other, none)) return;
+  throw InputError(std::string(flag) + " and " + its_flag + " must not name the same file.");
 }
 
 void describe(const Options& options, const Text& text) {
@@ -35,11 +45,11 @@ int run(int argc, char** argv, const Machine& machine, Train fp32, Train bf16) {
   const Text text =
       options->data.empty() ? text_from_project(GPT_SOURCE_DIR) : text_from_file(options->data);
   text.require_context(options->model.context);
+  require_other(options->json, "--json", options->data, "--data");
+  require_other(options->trace, "--trace", options->data, "--data");
   require_writable(options->json);
-  require_writable(options->trace);
-  if (!options->json.empty() && options->json == options->trace) {
-    throw InputError("--json and --trace must not name the same file.");
-  }
+  require_writable(options->trace);  // then both exist, and can be told apart
+  require_other(options->json, "--json", options->trace, "--trace");
   describe(*options, text);
 
   Results results;
@@ -58,9 +68,14 @@ int run(int argc, char** argv, const Machine& machine, Train fp32, Train bf16) {
   if (!options->trace.empty() && !tessera::write_chrome_trace(options->trace, traces)) {
     throw InputError("cannot write the trace to " + options->trace + ".");
   }
-  std::printf("\nloss %.4f -> %.4f, validation loss %.4f, %.0f tokens/s, %.1f s\n",
-              results.first_loss, results.last_loss, results.val_loss, results.tokens_per_s,
-              results.seconds);
+  std::printf("\n");
+  if (options->steps > 0) {
+    std::printf("loss %.4f -> %.4f, validation loss %.4f, %.0f tokens/s, %.1f s\n",
+                results.first_loss, results.last_loss, results.val_loss, results.tokens_per_s,
+                results.seconds);
+  } else {
+    std::printf("no steps: validation loss %.4f\n", results.val_loss);
+  }
   return 0;
 }
 

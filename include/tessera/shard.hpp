@@ -13,6 +13,7 @@
 #include "tessera/comm/mesh.hpp"
 #include "tessera/engine/core.hpp"
 #include "tessera/engine/lease.hpp"
+#include "tessera/engine/sizes.hpp"
 #include "tessera/exact/digest.hpp"
 #include "tessera/optimizer/adamw.hpp"
 #include "tessera/policy/offload.hpp"
@@ -139,31 +140,27 @@ class Shard {
   /// float(const TensorInfo&, std::uint64_t index) of the element's place in the whole tensor, or
   /// in_place(functions that run where the state is).
   /// From here on no tensor memory is allocated, and a rebound tensor points at null outside
-  /// leases.
+  /// leases. Where it throws, the memory is given back, and it may be called again.
   template <class Values>
   void materialize(Values&& values) {
-    core_.materializing().allocate();
-    if constexpr (std::is_same_v<std::remove_cvref_t<Values>, FromTensors>) {
-      core_.materializing().take_from_tensors();
-    } else if constexpr (std::is_same_v<std::remove_cvref_t<Values>, FromRank>) {
-      core_.materializing().take_from_rank(values.root);
-    } else if constexpr (detail::is_in_place<std::remove_cvref_t<Values>>) {
-      core_.materializing().generate_in_place(values.of);
-    } else {
-      static_assert(std::is_invocable_r_v<float, Values&, const TensorInfo&, std::uint64_t>,
-                    "tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a "
-                    "function float(const TensorInfo&, std::uint64_t index)");
-      core_.materializing().generate(values);
+    if (core_.context().materialized) detail::fail("tessera: materialize was called twice");
+    try {
+      set_up(values);
+    } catch (...) {
+      core_.materializing().undo();
+      throw;
     }
-    core_.start();
   }
 
   /// What materialize allocates and a step sends.
   Plan plan() { return plan(world_size()); }
   /// The same for another number of ranks: arithmetic only.
   Plan plan(int world) {
-    if (world < 1) detail::fail("tessera: plan(", world, "): there must be at least 1 rank");
+    if (world < 1 || world > engine::kMostRanks) {
+      detail::fail("tessera: plan(", world, "): there must be 1 to ", engine::kMostRanks, " ranks");
+    }
     engine::Context<Backend>& context = core_.context();
+    engine::check_size(context.registry, context.options, context.needs.moments, world);
     engine::Registry registry = context.registry;
     registry.lay_out(world);
     return engine::Planner(registry, context.policy, context.options, context.needs, world)
@@ -208,7 +205,10 @@ class Shard {
   /// gradients are unreduced. Collective.
   StepTicket<Backend> step() { return StepTicket<Backend>(core_, core_.step()); }
 
-  /// The learning rate of the steps to come.
+  /// The learning rate of the steps to come. Every rank sets the same: each updates its own pieces
+  /// with its own rate, so that ranks which differ (a scheduler fed with a rank's own loss) train
+  /// on, to another model or, under Replicate, to several. Nothing compares the rates; under
+  /// Replicate digests differ.
   void set_learning_rate(float rate) { core_.set_learning_rate(rate); }
 
   /// After an exception left a lease, or the group was aborted: back to the last step's state.
@@ -337,6 +337,24 @@ class Shard {
     }
   }
 
+  template <class Values>
+  void set_up(Values& values) {
+    core_.materializing().allocate();
+    if constexpr (std::is_same_v<std::remove_cvref_t<Values>, FromTensors>) {
+      core_.materializing().take_from_tensors();
+    } else if constexpr (std::is_same_v<std::remove_cvref_t<Values>, FromRank>) {
+      core_.materializing().take_from_rank(values.root);
+    } else if constexpr (detail::is_in_place<std::remove_cvref_t<Values>>) {
+      core_.materializing().generate_in_place(values.of);
+    } else {
+      static_assert(std::is_invocable_r_v<float, Values&, const TensorInfo&, std::uint64_t>,
+                    "tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a "
+                    "function float(const TensorInfo&, std::uint64_t index)");
+      core_.materializing().generate(values);
+    }
+    core_.start();
+  }
+
   void check_unit(Unit unit) const {
     if (unit.index < core_.context().registry.units().size()) return;
     detail::fail("tessera: there is no unit ", unit.index, ": use what add_unit returned");
@@ -356,7 +374,12 @@ class Shard {
     const engine::Registry& registry = core_.context().registry;
     using Plain = std::remove_cvref_t<T>;
     if constexpr (std::is_same_v<Plain, TensorInfo>) {
-      return registry.tensor(tensor.id);
+      if (tensor.id < registry.tensors().size() &&
+          registry.tensor(tensor.id).info.name == tensor.name) {
+        return registry.tensor(tensor.id);
+      }
+      detail::fail("tessera: tensor ", tensor.id, ", '", tensor.name,
+                   "', is none of this Shard's: pass what its own tensors() lists");
     } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
       for (const engine::TensorRecord& record : registry.tensors()) {
         if (record.info.name == std::string_view(tensor)) return record;

@@ -314,6 +314,111 @@ TEST_CASE("P035: a reset is of one Shard: another on the same ranks goes on or w
   });
 }
 
+TEST_CASE("a lease that fails while it opens is one left by an exception: all are told the cause") {
+  const double took = seconds([] {
+    under_test::run_ranks(2, [](under_test::Ranks ranks) {
+      std::span<float> bound(static_cast<float*>(nullptr), 16), other(bound);
+      std::vector<float> copied(100, 1.0f);
+      ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(ranks)};
+      const ts::Unit first = model.add_unit("first", bound, ts::named("copied", copied));
+      const ts::Unit second = model.add_unit("second", other);
+      const ts::Unit tied = model.add_unit("tied", other, bound);
+      model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+      const auto step = [&] {
+        for (ts::Unit u : {first, second, tied}) model.forward(u).close();
+        for (ts::Unit u : {tied, second, first}) model.backward(u).close();
+        (void)model.step().get();
+      };
+      step();
+      for (const ts::Unit unit : {first, tied}) {
+        if (ranks.rank() == 1) copied.resize(50);
+        const std::string thrown = error_of([&] {
+          model.forward(unit).close();
+          CHECK(ranks.rank() == 0);
+          for (int i = 0; i < 9; ++i) model.forward(second).close();
+          step();
+        });
+        CHECK_SAYS(thrown, "'first.copied'");
+        CHECK(bound.data() == nullptr);
+        CHECK(other.data() == nullptr);
+        const std::string until_reset = error_of([&] { (void)model.forward(second); });
+        CHECK_SAYS(until_reset, "rank 1: a lease of unit '");
+        CHECK_SAYS(until_reset, "could not be opened: tessera: tensor 'first.copied'");
+        CHECK_SAYS(until_reset, "reset()");
+        copied.resize(100);
+        model.reset();
+        step();
+      }
+      CHECK(model.step().get().step == 4);
+    });
+  });
+  CHECK(took < 5);
+}
+
+namespace {
+struct Stubborn {
+  float* data = nullptr;
+  int refuse = 0;  // 1: memory, 2: null as well
+};
+}  // namespace
+template <>
+struct tessera::TensorTraits<Stubborn> {
+  using element = float;
+  static Shape shape(const Stubborn&) { return {8}; }
+  static float* data(Stubborn& tensor) { return tensor.data; }
+  static void rebind(Stubborn& tensor, float* memory) {
+    if (tensor.refuse > (memory == nullptr ? 1 : 0)) throw std::runtime_error("not there");
+    tensor.data = memory;
+  }
+};
+
+TEST_CASE("a tensor whose rebind throws: its neighbours are unbound, leases around it still end") {
+  for (int refuse : {1, 2}) {
+    under_test::run_ranks(2, [&](under_test::Ranks ranks) {
+      std::span<float> before(static_cast<float*>(nullptr), 16), after(before), outer(before);
+      Stubborn stubborn;
+      ShardOf<Keep> model{ts::Mesh<under_test::Backend>(ranks)};
+      const ts::Unit around = model.add_unit("around", outer);
+      const ts::Unit unit = model.add_unit("u", before, stubborn, after);
+      model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 1.0f; });
+      stubborn.refuse = refuse;
+      {
+        auto lease = model.forward(around);
+        CHECK_THROWS_WITH((void)model.forward(unit), "not there");
+        CHECK(before.data() == nullptr);
+        CHECK(after.data() == nullptr);
+        CHECK(outer.data() != nullptr);
+        CHECK_SAYS(error_of([&] { lease.close(); }), "a lease of unit 'u' could not be opened");
+      }
+      CHECK(outer.data() == nullptr);
+      stubborn.refuse = 0;
+      model.reset();
+      { auto lease = model.backward(unit); }
+      (void)model.step().get();
+    });
+  }
+}
+
+TEST_CASE("a lease in the wrong place is refused alike on all ranks, and nothing else happens") {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(3));
+    toy.whole_step();
+    {
+      const auto evaluation = toy.model.evaluate();
+      toy.forward(0);
+      CHECK_SAYS(error_of([&] { (void)toy.model.backward(toy.unit(0)); }), "inside evaluate()");
+      toy.forward(1);
+    }
+    {
+      const auto accumulation = toy.model.accumulate();
+      CHECK_SAYS(error_of([&] { (void)toy.model.backward(toy.unit(0)); }), "reduce_once");
+    }
+    CHECK_SAYS(error_of([&] { (void)toy.model.forward(ts::Unit{3}); }), "no unit 3");
+    toy.whole_step();
+    toy.check();
+  });
+}
+
 TEST_CASE("misuse that is said: a lease that has ended, a reset inside a lease, no memory yet") {
   std::span<float> w(static_cast<float*>(nullptr), 64);
   ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>::single()};

@@ -40,11 +40,19 @@ TEST_CASE("options: values that make no sense are refused by the constructor and
   CHECK_SAYS(message({.clip_norm = nan}), "clip_norm");
   CHECK_SAYS(message({.gradient_divisor = -2}), "gradient_divisor");
   CHECK_SAYS(message({.gradient_divisor = nan}), "gradient_divisor");
+  for (const float bad : {std::numeric_limits<float>::infinity(), 1e-45f, 1.1e-38f}) {
+    CHECK_SAYS(message({.clip_norm = bad}), "clip_norm");
+    CHECK_SAYS(message({.gradient_divisor = bad}), "gradient_divisor");
+  }
+  CHECK_SAYS(message({.norm = static_cast<ts::NormKind>(9)}), "Options::norm is 9");
   CHECK_SAYS(message({.groups = {{.learning_rate_scale = nan}}}), "learning_rate_scale");
   CHECK_SAYS(message({.groups = {{.weight_decay = nan}}}), "weight_decay");
   Model model = make();
   CHECK_SAYS(error_of([&] { model.add_unit("u", ts::UnitOptions{.gradient_divisor = -3}); }),
              "gradient_divisor");
+  CHECK_SAYS(error_of([&] { model.add_unit("u", ts::UnitOptions{.gradient_divisor = 1e-45f}); }),
+             "gradient_divisor");
+  CHECK_NOTHROW((void)make({.clip_norm = -0.0f, .gradient_divisor = 1e-37f}));
   CHECK_NOTHROW((void)make({.prefetch_depth = 1000, .reductions_in_flight = 1000}));
 }
 
@@ -155,7 +163,37 @@ TEST_CASE("misuse: a tensor that was resized, found when the lease opens") {
   CHECK_SAYS(message, "[9]");
   CHECK_SAYS(message, "[5]");
   w.resize(9);
+  CHECK_SAYS(error_of([&] { (void)model.forward(unit); }), "'u.w'");  // until the reset
+  model.reset();
   CHECK_NOTHROW((void)model.forward(unit));
+}
+
+TEST_CASE("materialize that throws gives its memory back and may be called again") {
+  under_test::run_ranks(2, [](under_test::Ranks ranks) {
+    std::span<float> w(static_cast<float*>(nullptr), 300);
+    std::vector<float> copied(5, 2.0f);
+    Model model(ts::Mesh<under_test::Backend>(ranks), ts::Sgd{.learning_rate = 0.5f});
+    const ts::Unit unit = model.add_unit("u", w, copied);
+    const auto thrower = [](const ts::TensorInfo& info, std::uint64_t i) -> float {
+      if (info.id == 1 && i == 4) throw std::runtime_error("no values");
+      return 1;
+    };
+    for (int i = 0; i < 2; ++i) {
+      // The element is one rank's, whose call fails alone.
+      if (ranks.rank() == 1) CHECK_THROWS_WITH(model.materialize(thrower), "no values");
+      CHECK_SAYS(error_of([&] { model.materialize(ts::from_tensors); }), "'u.0'");
+      CHECK_SAYS(error_of([&] { (void)model.forward(unit); }), "materialize() has not been called");
+      CHECK_SAYS(error_of([&] { model.materialize(ts::from_rank(2)); }), "from_rank(2)");
+    }
+    model.materialize([](const ts::TensorInfo&, std::uint64_t i) { return float(i); });
+    {
+      const auto lease = model.forward(unit);
+      CHECK(under_test::read(w.data(), w.size())[299] == 299);
+    }
+    CHECK_SAYS(error_of([&] { model.materialize(ts::from_tensors); }), "twice");
+    { auto lease = model.backward(unit); }
+    CHECK(model.step().get().step == 1);
+  });
 }
 
 TEST_CASE("misuse: a unit that would never reshard under a strategy that shards parameters") {
@@ -177,7 +215,9 @@ TEST_CASE("more open leases than the plan has room for: units, bytes and remedy 
     };
     const std::string message = error_of(open_all);
     CHECK_SAYS(message, "1024 bytes");
-    CHECK_SAYS(message, "'0', '1'");
+    CHECK_SAYS(message, "beside the open leases of '0', '1'");
+    const std::string refused = message.substr(0, message.find(" bytes)"));
+    CHECK_FALSE(contains(message.substr(refused.size()), refused.substr(refused.find('\''), 3)));
     CHECK_SAYS(message, "Options::spare_slot_bytes");
     toy.model.reset();  // the leases were left by an exception
     toy.whole_step();

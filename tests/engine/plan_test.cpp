@@ -1,4 +1,5 @@
 // The plan: known before memory is touched, exact, and for other world sizes too.
+#include <limits>
 #include <thread>
 
 #include "support.hpp"
@@ -64,7 +65,7 @@ TEST_CASE("plan(n) of another world size is the plan of a run at that size") {
     CHECK(single.model.plan(2) == real[1]);
     CHECK(single.model.plan(3) == real[2]);
     CHECK(single.model.plan(8) == real[3]);
-    CHECK_SAYS(error_of([&] { (void)single.model.plan(0); }), "at least 1 rank");
+    CHECK_SAYS(error_of([&] { (void)single.model.plan(0); }), "1 to 16777216 ranks");
     CHECK_THROWS_AS((void)single.model.plan(-3), ts::Error);
   };
   plans.operator()<ts::Replicate>({});
@@ -205,4 +206,46 @@ TEST_CASE("B118: sizes in the plan are 64 bits wide: 2^40 elements") {
   CHECK(plan.units[0].parameters == std::uint64_t{1} << 42);
   CHECK(plan.units[0].piece == std::uint64_t{1} << 39);
   CHECK(plan.collectives[ts::CollectiveKind::all_gather].bytes == 2 * 7 * (std::uint64_t{1} << 39));
+}
+
+TEST_CASE("sizes whose sums would not fit in 64 bits are refused by plan and by materialize") {
+  for (int tensors : {1, 2, 4, 9, 16}) {
+    CAPTURE(tensors);
+    under_test::run_ranks(1, [&](under_test::Ranks ranks) {
+      std::vector<float*> w(static_cast<std::size_t>(tensors));
+      ShardOf<ts::Replicate> model{ts::Mesh<under_test::Backend>(ranks)};
+      for (float*& each : w) {  // 2^62 bytes each
+        (void)model.add_unit(std::to_string(&each - w.data()),
+                             ts::tensor(each, {1 << 20, 1 << 20, 1 << 20}));
+      }
+      for (const std::string& message :
+           {error_of([&] { (void)model.plan(); }), error_of([&] { (void)model.plan(1 << 20); }),
+            error_of([&] { model.materialize(ts::from_tensors); })}) {
+        CHECK_SAYS(message, "too many elements");
+        CHECK_SAYS(message, "'0.0' of shape [1048576, 1048576, 1048576]");
+      }
+    });
+  }
+  const std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+  for (const std::uint64_t spare : {most, most - 100, most - 20000, std::uint64_t{1} << 62}) {
+    under_test::run_ranks(1, [&](under_test::Ranks ranks) {
+      std::span<float> w(static_cast<float*>(nullptr), 64);
+      ShardOf<ts::Zero3<>> model(ts::Mesh<under_test::Backend>(ranks), {},
+                                 {.spare_slot_bytes = spare});
+      (void)model.add_unit("u", w);
+      CHECK_SAYS(error_of([&] { (void)model.plan(); }), "spare_slot_bytes");
+    });
+  }
+}
+
+TEST_CASE("a plan is for 1 to 2^24 ranks") {
+  under_test::run_ranks(1, [](under_test::Ranks ranks) {
+    std::span<float> w(static_cast<float*>(nullptr), 64);
+    ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(ranks)};
+    (void)model.add_unit("u", w);
+    CHECK(model.plan(1 << 14).world == 1 << 14);
+    for (int world : {0, -1, (1 << 24) + 1, std::numeric_limits<int>::max()}) {
+      CHECK_SAYS(error_of([&] { (void)model.plan(world); }), "1 to 16777216 ranks");
+    }
+  });
 }

@@ -176,6 +176,22 @@ TEST_CASE("P009, P151: state calls check what they are given, and name it") {
   });
 }
 
+TEST_CASE("what tensors() of another Shard lists is refused, whether its id is in range or not") {
+  under_test::run_ranks(1, [](under_test::Ranks ranks) {
+    Toy<ts::Zero3<>> toy(ranks, blocks(2));
+    Toy<ts::Zero3<>> other(ranks, {{"other", {9}}, {"x", {9}}, {"y", {9}}});
+    const std::vector<ts::TensorInfo> theirs = other.model.tensors();
+    CHECK_SAYS(error_of([&] { (void)toy.model.full(ts::State::parameter(), theirs[1]); }),
+               "tensor 1, 'x.0', is none of this Shard's");
+    CHECK_SAYS(error_of([&] { (void)toy.model.full_bytes(theirs[2]); }), "tensor 2, 'y.0'");
+    CHECK_SAYS(error_of([&] { (void)toy.model.local(ts::State::parameter(), theirs[2]); }),
+               "'y.0'");
+    for (const ts::TensorInfo& info : toy.model.tensors()) {
+      CHECK(toy.model.full(ts::State::parameter(), info).size() == 256);
+    }
+  });
+}
+
 TEST_CASE("digests: equal on all ranks, one bit of one element changes them, moments apart") {
   under_test::run_ranks(3, [](under_test::Ranks ranks) {
     Toy<ts::Zero3<>> toy(ranks, kStateUnits);

@@ -307,7 +307,13 @@ std::string error_of(Body&& body) {
 inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
-#define CHECK_SAYS(text, part) CHECK_MESSAGE(engine_test::contains(text, part), text)
+// The text is evaluated once: doctest would do so again while it reports, and a check that fails
+// within a report waits for itself.
+#define CHECK_SAYS(text, part)                                        \
+  do {                                                                \
+    const std::string said_text(text);                                \
+    CHECK_MESSAGE(engine_test::contains(said_text, part), said_text); \
+  } while (false)
 
 /// A line of the plan's memory by its name.
 inline std::uint64_t line(const ts::Plan& plan, std::string_view what) {

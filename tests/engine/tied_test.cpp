@@ -181,3 +181,32 @@ TEST_CASE("accumulate() of a unit that only shares tensors is about what it shar
     }
   });
 }
+
+TEST_CASE("a tied tensor of which something else is said: both units and what differs are named") {
+  float* w = nullptr;
+  std::span<float> span(static_cast<float*>(nullptr), 64);
+  ShardOf<ts::Zero3<>> model(ts::Mesh<under_test::Backend>::single(), {}, {.groups = {{}, {}}});
+  (void)model.add_unit("first", ts::tensor(w, {4, 4}));
+  (void)model.add_unit("plain", span);
+  const auto refuse = [&](const char* what, auto&& argument) {
+    const std::string message = error_of([&] { (void)model.add_unit("second", argument); });
+    CHECK_SAYS(message, "unit 'second'");
+    CHECK_SAYS(message, what);
+    CHECK(model.plan().units.size() == 2);
+  };
+  refuse("as shape [8, 8], but there it is [4, 4]", ts::tensor(w, {8, 8}));
+  refuse("of unit 'first'", ts::tensor(w, {16}));
+  refuse("as frozen, but there it is trainable", ts::frozen(span));
+  refuse("as no_decay, but there it is decayed", ts::no_decay(span));
+  refuse("as of parameter group 1, but there it is of group 0", ts::in_group(span, 1));
+}
+
+TEST_CASE("a tied tensor of which the same is said, or nothing") {
+  std::span<float> a(static_cast<float*>(nullptr), 64), b = a, c = a;
+  ShardOf<ts::Zero3<>> model(ts::Mesh<under_test::Backend>::single(), {}, {.groups = {{}, {}}});
+  (void)model.add_unit("first", ts::frozen(a), ts::no_decay(b), ts::in_group(c, 1));
+  (void)model.add_unit("same", ts::frozen(a), ts::no_decay(b), ts::in_group(c, 1));
+  (void)model.add_unit("nothing", a, b, c);
+  (void)model.add_unit("other names", ts::named("a", a), ts::named("b", b));
+  CHECK(model.tensors().size() == 3);
+}

@@ -1,14 +1,18 @@
 // How NCCL ranks find each other: the environment, and the meeting over TCP. Needs no GPU.
+#include <sys/resource.h>
+
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -211,7 +215,19 @@ TEST_CASE("ranks that disagree about the group are told so") {
       std::vector<std::byte> bytes(r == 0 ? 8 : 16);
       TcpBootstrap::share(place(port, r, 2), bytes);
     });
-    CHECK(contains(thrown[1], "sent 8 bytes where 16 were expected"));
+    for (const std::string& text : thrown) {
+      CHECK(contains(text, "rank 1 expects 16 bytes where rank 0 has 8"));
+    }
+  }
+  SUBCASE("more bytes than can be sent") {
+    const int port = free_port();
+    const auto thrown = on_threads(2, [&](int r) {
+      std::vector<std::byte> bytes(100000);
+      TcpBootstrap::share(place(port, r, 2), bytes);
+    });
+    for (const std::string& text : thrown) {
+      CHECK(contains(text, "rank 0 has 100000 bytes for the others, but at most 65536"));
+    }
   }
 }
 
@@ -255,7 +271,7 @@ TEST_CASE("a rank that went away and came back has its place") {
       std::string why;
       TcpSocket socket;
       while (!socket) socket = tcp_connect("127.0.0.1", port, TcpClock::now() + 5s, why);
-      const BootstrapHello hello{BootstrapHello::kMagic, 42, 1, 3};
+      const BootstrapHello hello{BootstrapHello::kMagic, 42, 1, 3, sizeof(Bytes)};
       tcp_send(socket, std::as_bytes(std::span(&hello, 1)), TcpClock::now() + 1s, why);
       socket = TcpSocket();
     }
@@ -266,6 +282,80 @@ TEST_CASE("a rank that went away and came back has its place") {
   CHECK(thrown == std::vector<std::string>(3));
   CHECK(one == mine);
   CHECK(two == mine);
+}
+
+TEST_CASE("a rank that asked and was killed is missed by rank 0 before it answers the others") {
+  const int port = free_port();
+  const auto thrown = on_threads(3, [&](int r) {
+    if (r == 1) {
+      std::string why;
+      TcpSocket socket;
+      while (!socket) socket = tcp_connect("127.0.0.1", port, TcpClock::now() + 5s, why);
+      const BootstrapHello hello{BootstrapHello::kMagic, 42, 1, 3, sizeof(Bytes)};
+      tcp_send(socket, std::as_bytes(std::span(&hello, 1)), TcpClock::now() + 1s, why);
+      std::this_thread::sleep_for(100ms);
+      return;
+    }
+    if (r == 2) std::this_thread::sleep_for(300ms);
+    Bytes bytes{};
+    TcpBootstrap::share(place(port, r, 3, r == 0 ? 600ms : 10000ms), bytes);
+  });
+  for (int r : {0, 2}) {
+    const std::string& text = thrown[static_cast<std::size_t>(r)];
+    CHECK(contains(text,
+                   "for rank(s) 1, which did not ask for the group's id; rank 1 did and went "
+                   "away"));
+  }
+}
+
+TEST_CASE("places that are none, and time-outs that are none, are refused at once") {
+  Bytes bytes{};
+  for (const auto& [rank, size] : {std::pair(-1, 2), {2, 2}, {7, 2}, {0, 0}, {0, -3}, {1, 1}}) {
+    CHECK_THROWS_WITH_AS(TcpBootstrap::share(place(1, rank, size), bytes),
+                         doctest::Contains("is no place in a group of"), ts::Error);
+  }
+  for (const auto bad : {0ms, -5ms}) {
+    CHECK_THROWS_WITH_AS(TcpBootstrap::share(place(1, 0, 2, bad), bytes),
+                         doctest::Contains("must be positive"), ts::Error);
+  }
+  const int port = free_port();
+  Bytes mine = pattern(), theirs{};
+  const auto thrown = on_threads(2, [&](int r) {
+    TcpBootstrap::share(place(port, r, 2, std::chrono::milliseconds::max()),
+                        r == 0 ? mine : theirs);
+  });
+  CHECK(thrown == std::vector<std::string>(2));
+  CHECK(theirs == mine);
+}
+
+TEST_CASE("rank 0 without a descriptor for who comes: it does not spin, and says what is wrong") {
+  const int port = free_port();
+  std::string zero;
+  std::thread rank0([&] {
+    Bytes bytes{};
+    try {
+      TcpBootstrap::share(place(port, 0, 2, 700ms), bytes);
+    } catch (const ts::Error& error) {
+      zero = error.what();
+    }
+  });
+  std::this_thread::sleep_for(100ms);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<std::uint16_t>(port));
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const TcpSocket caller(::socket(AF_INET, SOCK_STREAM, 0));
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit none{3, limit.rlim_max};
+  const std::clock_t before = std::clock();
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const int connected = ::connect(caller.descriptor(), reinterpret_cast<sockaddr*>(&at), sizeof at);
+  rank0.join();
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  CHECK(connected == 0);
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 4);
+  CHECK(contains(zero, "it could not accept connections (Too many open files)"));
 }
 
 TEST_CASE("a port that another holds is waited for, and named") {
@@ -316,9 +406,13 @@ TEST_CASE("what a launcher says") {
 TEST_CASE("an environment that is wrong ends in one sentence") {
   CHECK(contains(refusal(with("RANK", "8")),
                  "RANK is 8, but WORLD_SIZE is 8: ranks count from 0 to 7"));
-  for (const char* bad : {"three", "3x", " 3", "3.0", "0x3", "99999999999", "+3"}) {
+  for (const char* bad : {"three", "3x", " 3", "3.0", "0x3", "+3"}) {
     CAPTURE(bad);
     CHECK(contains(refusal(with("RANK", bad)), "which is not a whole number"));
+  }
+  for (const char* bad : {"99999999999", "-99999999999"}) {
+    CHECK(contains(refusal(with("RANK", bad)),
+                   std::string("RANK is ") + bad + ", but it must be 0 to 2147483647"));
   }
   CHECK(contains(refusal(with("RANK", "-1")), "RANK is -1, but it must be 0 or more"));
   CHECK(contains(refusal(with("WORLD_SIZE", "0")), "WORLD_SIZE is 0, but it must be 1 or more"));

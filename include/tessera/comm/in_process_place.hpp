@@ -16,6 +16,7 @@
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/rendezvous.hpp"
+#include "tessera/comm/timeout.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::detail {
@@ -30,7 +31,7 @@ class InProcessPlace {
   static std::vector<InProcessPlace> group(int size, std::chrono::milliseconds timeout) {
     if (size < 1) fail("tessera: a group must have at least 1 rank, not ", size);
     auto family = std::make_shared<RendezvousFamily>();
-    family->timeout = timeout;
+    family->timeout = checked_timeout(timeout, "in-process ranks");
     const auto shared = make_group(size, std::move(family));
     std::vector<InProcessPlace> ranks;
     for (int r = 0; r < size; ++r) ranks.push_back(InProcessPlace(shared, r));

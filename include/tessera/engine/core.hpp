@@ -86,7 +86,17 @@ class Core {
     const Enqueue timed(*this);
     require_materialized();
     c_.check();
-    leases_.open(u, phase, parameters);
+    leases_.require_place(u, phase);
+    // Where this rank's lease fails the others' may not, so that they would wait for it.
+    try {
+      leases_.open(u, phase, parameters);
+    } catch (const std::exception& error) {
+      abort_opening(u, error.what());
+      throw;
+    } catch (...) {
+      abort_opening(u, "of an exception");
+      throw;
+    }
   }
   void close(std::uint32_t u, Phase phase, bool parameters) {
     const Enqueue timed(*this);
@@ -228,7 +238,7 @@ class Core {
       c_.await(c_.reducing());
       c_.recorder.truncate(records_before_evaluation_);
     } catch (const std::exception& error) {
-      c_.broken = error.what();
+      if (c_.broken.empty()) c_.broken = error.what();
     }
   }
 
@@ -317,6 +327,13 @@ class Core {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(
                std::chrono::steady_clock::now().time_since_epoch())
         .count();
+  }
+
+  void abort_opening(std::uint32_t u, const char* why) noexcept {
+    try {
+      abort("a lease of unit '" + c_.registry.unit(u).name + "' could not be opened: " + why);
+    } catch (...) {  // as in abort()
+    }
   }
 
   void check_step() const {

@@ -120,11 +120,13 @@ class Gathering {
   [[noreturn]] void fail_without_room(std::uint32_t u) const {
     std::string open;
     for (std::uint32_t other = 0; other < c_.units.size(); ++other) {
-      if (c_.units[other].leases == 0) continue;
+      // Of `u` one lease is the one that cannot be opened.
+      if (c_.units[other].leases == (other == u ? 1 : 0)) continue;
       open += (open.empty() ? "'" : ", '") + c_.registry.unit(other).name + "'";
     }
     detail::fail("tessera: no slot for unit '", c_.registry.unit(u).name, "' (",
-                 c_.facts[u].full_bytes, " bytes) beside the open leases of ", open,
+                 c_.facts[u].full_bytes, " bytes)",
+                 open.empty() ? "" : " beside the open leases of ", open,
                  ": close them first, give a unit that stays open UnitOptions::outer, or raise "
                  "Options::spare_slot_bytes");
   }

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "tessera/engine/context.hpp"
@@ -30,8 +32,9 @@ class Leases {
     evaluation_table_ = schedule(evaluation_.expected());
   }
 
-  /// Opens a lease of the unit, and of those it shares tensors with.
-  void open(std::uint32_t u, Phase phase, bool parameters) {
+  /// Throws Error where a lease has no place here: every rank is told so alike, and nothing has
+  /// been changed.
+  void require_place(std::uint32_t u, Phase phase) const {
     if (phase == Phase::backward && c_.evaluating) {
       detail::fail("tessera: backward() of unit '", c_.registry.unit(u).name,
                    "' inside evaluate(): end the evaluation first");
@@ -42,6 +45,11 @@ class Leases {
           "tessera: accumulate() with sharded gradients needs full gradient buffers: set "
           "Options::accumulation to Accumulation::reduce_once");
     }
+  }
+
+  /// Opens a lease of the unit, and of those it shares tensors with. Where that fails no tensor is
+  /// left pointing into a buffer, but the order and the collectives are no longer the other ranks'.
+  void open(std::uint32_t u, Phase phase, bool parameters) {
     seek(u, phase, parameters);
     const auto& borrowed = c_.registry.unit(u).borrowed_units;
     std::size_t opened = 0;
@@ -185,11 +193,11 @@ class Leases {
 
   void open_one(std::uint32_t u, Phase phase, bool parameters) {
     UnitState<B>& unit = c_.units[u];
-    const EventPlan* plan = follow(event(u, phase, true, parameters));
-    if (phase == Phase::forward) reducing_.end_micro_step();
-    ++unit.leases;
+    ++unit.leases;  // first: release_one takes it back wherever this fails
     const bool first_backward = phase == Phase::backward && unit.backward_leases == 0;
     if (phase == Phase::backward) ++unit.backward_leases;
+    const EventPlan* plan = follow(event(u, phase, true, parameters));
+    if (phase == Phase::forward) reducing_.end_micro_step();
     const bool needs_gradients = first_backward && c_.facts[u].trainable;
     c_.recorder.begin_opening();
     if (needs_gradients) reducing_.make_way(u);
@@ -268,6 +276,7 @@ class Leases {
 
   void bind(std::uint32_t u) {
     const layout::UnitLayout& at = c_.layout(u);
+    c_.units[u].bound = true;  // before it is: what fails half-way is to be undone
     for (std::uint32_t id : c_.registry.unit(u).tensors) {
       const TensorRecord& tensor = c_.registry.tensor(id);
       const std::uint64_t width = size_of(tensor.info.dtype);
@@ -282,22 +291,30 @@ class Leases {
         c_.backend.copy(c_.compute(), tensor.handle.data(), data, tensor.elements * width);
       }
     }
-    c_.units[u].bound = true;
   }
 
+  // Every tensor, even where the user's rebind throws for one.
   void unbind(std::uint32_t u) {
-    if (!c_.units[u].bound) return;
+    if (!std::exchange(c_.units[u].bound, false)) return;
+    std::exception_ptr failure;
     for (std::uint32_t id : c_.registry.unit(u).tensors) {
       const TensorRecord& tensor = c_.registry.tensor(id);
-      if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
+      try {
+        if (tensor.handle.rebindable()) tensor.handle.rebind(nullptr);
+      } catch (...) {
+        failure = std::current_exception();
+      }
     }
-    c_.units[u].bound = false;
+    if (failure) std::rethrow_exception(failure);
   }
 
   void release_one(std::uint32_t u, Phase phase) noexcept {
     UnitState<B>& unit = c_.units[u];
     if (phase == Phase::backward && unit.backward_leases > 0) --unit.backward_leases;
-    if (unit.leases > 0 && --unit.leases == 0) unbind(u);
+    try {
+      if (unit.leases > 0 && --unit.leases == 0) unbind(u);
+    } catch (...) {  // the failure that led here is the one to tell
+    }
     for (std::size_t i = open_spans_.size(); i-- > 0;) {
       if (open_spans_[i].unit != u || open_spans_[i].phase != phase) continue;
       c_.backend.end_annotation(open_spans_[i].annotation);

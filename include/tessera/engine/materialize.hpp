@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/engine/context.hpp"
+#include "tessera/engine/sizes.hpp"
 #include "tessera/engine/staging.hpp"
 #include "tessera/engine/states.hpp"
 #include "tessera/engine/step_functions.hpp"
@@ -82,10 +83,9 @@ class Materializing {
 
   /// Lays out, plans and makes the one allocation. No rank's values are set yet.
   void allocate() {
-    if (c_.materialized || c_.memory != nullptr) {
-      detail::fail("tessera: materialize was called twice");
-    }
+    c_.check();
     check_groups();
+    check_size(c_.registry, c_.options, c_.needs.moments, c_.world());
     c_.registry.lay_out(c_.world());
     const Planner planner(c_.registry, c_.policy, c_.options, c_.needs, c_.world());
     c_.facts = planner.facts();
@@ -118,6 +118,22 @@ class Materializing {
       c_.backend.fill(c_.compute(), c_.memory + c_.map.step, 0, c_.map.total - c_.map.step);
     }
     c_.note_use();
+  }
+
+  /// After an exception out of the others: as if materialize had not been called, but that tensors
+  /// which have been handed over point at null.
+  void undo() noexcept {
+    try {
+      c_.await(c_.reducing());
+      c_.await(c_.compute());
+    } catch (...) {  // what went wrong has been thrown
+    }
+    c_.release_memory();
+    c_.memory = nullptr;
+    c_.memory_is_communicators = false;
+    c_.units.clear();
+    c_.peak_bytes = 0;
+    c_.materialized = false;
   }
 
   /// value(info, index) for each element this rank holds; index counts in the whole tensor, so

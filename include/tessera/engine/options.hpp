@@ -76,12 +76,17 @@ struct Options {
     if (reductions_in_flight < 0) {
       detail::fail("tessera: Options::reductions_in_flight must not be negative");
     }
-    if (!(clip_norm >= 0)) {
-      detail::fail("tessera: Options::clip_norm must be 0 (off) or positive, not ", clip_norm);
+    if (!detail::is_zero_or_normal(clip_norm)) {
+      detail::fail("tessera: Options::clip_norm must be 0 (off) or positive, finite and normal, ",
+                   "not ", clip_norm);
     }
-    if (!(gradient_divisor >= 0)) {
-      detail::fail("tessera: Options::gradient_divisor must be 0 (the mean) or positive, not ",
-                   gradient_divisor);
+    if (!detail::is_zero_or_normal(gradient_divisor)) {
+      detail::fail("tessera: Options::gradient_divisor must be 0 (the mean) or positive, finite ",
+                   "and normal, not ", gradient_divisor);
+    }
+    if (norm != NormKind::l1 && norm != NormKind::l2 && norm != NormKind::inf) {
+      detail::fail("tessera: Options::norm is ", static_cast<int>(norm),
+                   ", which is none of NormKind::l2, l1 and inf");
     }
     for (const ParameterGroup& group : groups) {
       if (!detail::is_non_negative(group.learning_rate_scale) ||

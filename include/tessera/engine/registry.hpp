@@ -73,10 +73,10 @@ class Registry {
       detail::fail("tessera: add_unit: unit '", name,
                    "' cannot reshard never: its pieces change at each step; use after_step");
     }
-    if (!detail::is_non_negative(options.gradient_divisor)) {
+    if (!detail::is_zero_or_normal(options.gradient_divisor)) {
       detail::fail("tessera: add_unit: unit '", name,
-                   "': gradient_divisor must be 0 (not replaced) or positive, not ",
-                   options.gradient_divisor);
+                   "': gradient_divisor must be 0 (not replaced) or positive, finite and normal, ",
+                   "not ", options.gradient_divisor);
     }
     UnitRecord& unit = units_.emplace_back();
     unit.name = std::string(name);
@@ -85,12 +85,14 @@ class Registry {
   }
 
   /// A tensor the last unit holds. Seen before: in this unit it is listed once; in another it is
-  /// tied, one parameter that stays with the first unit.
+  /// tied, one parameter that stays with the first unit. Error when what is said of it now is not
+  /// what was said then; what is not said now holds as it was.
   void add_tensor(TensorHandle&& handle, TensorOptions&& options) {
     UnitRecord& unit = units_.back();
     const auto unit_index = static_cast<std::uint32_t>(units_.size() - 1);
     for (const TensorRecord& known : tensors_) {
       if (!(known.handle == handle)) continue;
+      check_tie(known, handle, options, unit.name);
       if (known.unit != unit_index) borrow(unit, known.unit);
       return;
     }
@@ -155,6 +157,25 @@ class Registry {
       if (known == owner) return;
     }
     unit.borrowed_units.push_back(owner);
+  }
+
+  static void check_tie(const TensorRecord& known, const TensorHandle& handle,
+                        const TensorOptions& options, const std::string& unit) {
+    const auto differs = [&](const auto& now, const auto& then) {
+      detail::fail("tessera: add_unit: unit '", unit, "' has the tensor '", known.info.name,
+                   "' of unit '", known.info.unit, "' too, as ", now, ", but there it is ", then,
+                   ": a tied tensor is one parameter, so say the same of it in both units");
+    };
+    if (!(handle.shape() == known.info.shape)) {
+      differs(detail::concat("shape ", handle.shape()), known.info.shape);
+    }
+    if (handle.dtype() != known.info.dtype) differs(handle.dtype(), known.info.dtype);
+    if (!options.trainable && known.info.trainable) differs("frozen", "trainable");
+    if (!options.decay && known.decay) differs("no_decay", "decayed");
+    if (options.grouped && options.group != known.group) {
+      differs(detail::concat("of parameter group ", options.group),
+              detail::concat("of group ", known.group));
+    }
   }
 
   void check_tensor(const TensorHandle& handle, const TensorOptions& options,

@@ -37,6 +37,12 @@ TESSERA_HD constexpr bool is_non_negative(float value) noexcept {
   return is_finite(value) && (bits_of(value) <= 0x7fffffffu || bits_of(value) == 0x80000000u);
 }
 
+/// Zero, or what divides and is divided by without becoming infinite: neither denormal nor inf.
+TESSERA_HD constexpr bool is_zero_or_normal(float value) noexcept {
+  return (bits_of(value) & 0x7fffffffu) == 0 ||
+         (bits_of(value) >= 0x00800000u && bits_of(value) < 0x7f800000u);
+}
+
 /// In [0, 1): what a decay rate may be.
 TESSERA_HD constexpr bool is_rate(float value) noexcept {
   return is_non_negative(value) && (bits_of(value) & 0x7fffffffu) < bits_of(1.0f);

@@ -26,6 +26,10 @@ struct LaunchEnvironment {
 inline int read_environment_number(const char* name, std::string_view value, int least, int most) {
   int number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error == std::errc::result_out_of_range && end == value.data() + value.size()) {
+    fail("tessera: the environment variable ", name, " is ", value, ", but it must be ", least,
+         " to ", most);
+  }
   if (error != std::errc() || end != value.data() + value.size()) {
     fail("tessera: the environment variable ", name, " is '", value,
          "', which is not a whole number");

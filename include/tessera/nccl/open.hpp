@@ -58,7 +58,7 @@ inline int use_device(int device) {
 /// A rank by itself, without NCCL.
 inline std::shared_ptr<NcclState> open_alone(const NcclOptions& options) {
   auto state = std::make_shared<NcclState>();
-  state->options = options;
+  state->options = kept_options(options);
   state->family->add(state);
   return state;
 }
@@ -75,7 +75,7 @@ inline std::shared_ptr<NcclState> open_group(const ncclUniqueId& id, int rank, i
   }
   check_nccl_version();
   auto state = std::make_shared<NcclState>();
-  state->options = options;
+  state->options = kept_options(options);
   state->rank = rank;
   state->size = size;
   state->device = use_device(options.device);
@@ -96,7 +96,7 @@ inline std::shared_ptr<NcclState> open_adopted(ncclComm_t comm, const NcclOption
   check_nccl_version();
   if (!comm) fail("tessera: Nccl::adopt was given a null communicator");
   auto state = std::make_shared<NcclState>();
-  state->options = options;
+  state->options = kept_options(options);
   state->owned = false;
   state->comm = comm;
   NcclState::Lock lock(state->mutex);

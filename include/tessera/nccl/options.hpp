@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "tessera/comm/timeout.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
@@ -57,6 +58,12 @@ inline void check_options(const NcclOptions& options) {
     fail("tessera: NcclOptions::bootstrap_port is ", options.bootstrap_port,
          ", but it must be 0 to 65535");
   }
+}
+
+/// What a group keeps of its options: its deadlines must not overflow a clock.
+inline NcclOptions kept_options(NcclOptions options) {
+  options.timeout = checked_timeout(options.timeout, "an NCCL group");
+  return options;
 }
 
 /// Children get their own: NCCL would pass on the parent's, and by splitShare its resources, whose

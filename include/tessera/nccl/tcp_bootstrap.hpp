@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/timeout.hpp"
 #include "tessera/error.hpp"
 #include "tessera/nccl/tcp_socket.hpp"
 
@@ -40,6 +41,7 @@ struct BootstrapHello {
   std::uint64_t job = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
+  std::uint64_t bytes = 0;  ///< that it expects
 };
 struct BootstrapAnswer {
   static constexpr std::uint64_t kMagic = 0x7465737365726132;
@@ -54,6 +56,10 @@ struct BootstrapAnswer {
 class TcpBootstrap {
  public:
   static void share(const BootstrapPlace& place, std::span<std::byte> payload) {
+    if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
+      fail("tessera: rank ", place.rank, " is no place in a group of ", place.size,
+           " ranks, which cannot meet");
+    }
     if (place.size == 1) return;
     if (place.port < 1 || place.port > 65535) {
       fail("tessera: the ranks cannot meet at port ", place.port, ": it must be 1 to 65535");
@@ -70,8 +76,10 @@ class TcpBootstrap {
     int rank = -1;  ///< once it has said so
   };
 
-  explicit TcpBootstrap(const BootstrapPlace& place)
-      : place_(place), deadline_(TcpClock::now() + place.timeout) {}
+  explicit TcpBootstrap(const BootstrapPlace& place) : place_(place) {
+    place_.timeout = checked_timeout(place.timeout, "the ranks' first meeting");
+    deadline_ = TcpClock::now() + place_.timeout;
+  }
 
   [[noreturn]] void give_up(std::string_view problem) const {
     throw CommunicatorError(place_.rank, "", "bootstrap", problem);
@@ -83,21 +91,31 @@ class TcpBootstrap {
   void give(std::span<const std::byte> payload) const {
     const TcpSocket listening = listen();
     std::vector<Guest> guests;
-    std::string problem;
+    std::string problem, unaccepted, departed;
     while (problem.empty() && count_known(guests) < place_.size - 1) {
       if (!wait_for_any(listening, guests)) {
         problem = concat("rank 0 waited ", waited(), " at ", where(), " for rank(s) ",
-                         absent(guests), ", which did not ask for the group's id");
+                         absent(guests), ", which did not ask for the group's id", departed);
+        if (!unaccepted.empty()) {
+          problem += concat("; it could not accept connections (", unaccepted, ")");
+        }
         break;
       }
-      while (TcpSocket arrived = tcp_accept(listening)) {
+      while (TcpSocket arrived = tcp_accept(listening, unaccepted)) {
         guests.push_back({});
         guests.back().socket = std::move(arrived);
       }
+      // Such as too many open files: poll() would report the one who waits again at once.
+      if (!unaccepted.empty()) pause();
       for (std::size_t i = 0; i < guests.size() && problem.empty(); ++i) {
-        if (guests[i].rank < 0) problem = hear(guests, i);
+        if (guests[i].rank < 0) problem = hear(guests, i, payload.size());
       }
+      for (Guest& guest : guests) see_whether_here(guest, departed);
       std::erase_if(guests, [](const Guest& guest) { return !guest.socket; });
+    }
+    if (problem.empty() && payload.size() > BootstrapAnswer::kLongest) {
+      problem = concat("rank 0 has ", payload.size(), " bytes for the others, but at most ",
+                       BootstrapAnswer::kLongest, " can be sent");
     }
     answer(guests, payload, problem);
     if (!problem.empty()) give_up(problem);
@@ -124,19 +142,19 @@ class TcpBootstrap {
 
   bool wait_for_any(const TcpSocket& listening, const std::vector<Guest>& guests) const {
     std::vector<pollfd> entries{{listening.descriptor(), POLLIN, 0}};
-    for (const Guest& guest : guests) {
-      if (guest.rank < 0) entries.push_back({guest.socket.descriptor(), POLLIN, 0});
-    }
-    for (;;) {
+    for (const Guest& guest : guests) entries.push_back({guest.socket.descriptor(), POLLIN, 0});
+    // A connection that cannot be accepted, and strangers that keep coming, are always ready.
+    while (TcpClock::now() < deadline_) {
       const int ready = ::poll(entries.data(), entries.size(), milliseconds_until(deadline_));
       if (ready > 0) return true;
       if (ready == 0 || errno != EINTR) return false;
     }
+    return false;
   }
 
   // Reads what guest i has said. Strangers lose their connection; a non-empty answer is a reason
   // for which the group cannot be made.
-  std::string hear(std::vector<Guest>& guests, std::size_t i) const {
+  std::string hear(std::vector<Guest>& guests, std::size_t i, std::size_t bytes) const {
     Guest& guest = guests[i];
     const long got = tcp_receive_some(guest.socket, std::span(guest.hello).subspan(guest.got));
     if (got == kTcpNothingYet) return {};
@@ -156,6 +174,10 @@ class TcpBootstrap {
       return concat("a process says that it is rank ", hello.rank, " of ", hello.size,
                     ", which is another's place or none");
     }
+    if (hello.bytes != bytes) {
+      return concat("rank ", hello.rank, " expects ", hello.bytes, " bytes where rank 0 has ",
+                    bytes, ": are all ranks of one build?");
+    }
     for (Guest& other : guests) {
       if (other.rank != hello.rank) continue;
       std::byte more[1];
@@ -167,6 +189,17 @@ class TcpBootstrap {
     }
     guest.rank = hello.rank;
     return {};
+  }
+
+  // Who has said who it is says nothing more until it is answered: what can be read of it is that
+  // it has gone. It may come back.
+  void see_whether_here(Guest& guest, std::string& departed) const {
+    std::byte more[1];
+    if (guest.rank < 0 || !guest.socket || tcp_receive_some(guest.socket, more) == kTcpNothingYet) {
+      return;
+    }
+    departed = concat("; rank ", guest.rank, " did and went away");
+    guest = Guest();
   }
 
   void answer(const std::vector<Guest>& guests, std::span<const std::byte> payload,
@@ -221,7 +254,8 @@ class TcpBootstrap {
   bool try_to_ask(std::span<std::byte> payload, std::string& why) const {
     const TcpSocket socket = tcp_connect(place_.address, place_.port, deadline_, why);
     if (!socket) return false;
-    const BootstrapHello hello{BootstrapHello::kMagic, place_.job, place_.rank, place_.size};
+    const BootstrapHello hello{BootstrapHello::kMagic, place_.job, place_.rank, place_.size,
+                               payload.size()};
     BootstrapAnswer head;
     if (!tcp_send(socket, std::as_bytes(std::span(&hello, 1)), deadline_, why)) return false;
     if (!tcp_receive(socket, std::as_writable_bytes(std::span(&head, 1)), deadline_, why)) {

@@ -203,10 +203,17 @@ inline int tcp_port(const TcpSocket& socket) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&at)->sin_port);
 }
 
-/// Takes one connection that waits, without waiting for one.
-inline TcpSocket tcp_accept(const TcpSocket& listening) {
-  return TcpSocket(
-      ::accept4(listening.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+/// Takes one connection that waits, without waiting for one. On an empty socket `why` says what was
+/// in the way, or is empty where none waits.
+inline TcpSocket tcp_accept(const TcpSocket& listening, std::string& why) {
+  for (;;) {
+    TcpSocket socket(
+        ::accept4(listening.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    // One that was given up while it waited is passed over.
+    if (!socket && (errno == EINTR || errno == ECONNABORTED || errno == EPROTO)) continue;
+    why = socket || errno == EAGAIN ? "" : std::strerror(errno);
+    return socket;
+  }
 }
 
 }  // namespace tessera::detail

@@ -82,8 +82,8 @@ void emit(Sink& sink, T& tensor, Said&& said) {
          handle.dtype(),
          ": only f32, bf16 and f16 tensors are trained: pass this one as ts::frozen(tensor)");
   }
-  TensorOptions options{std::move(said.name), !kFrozen, said.decay,
-                        said.group < 0 ? 0 : said.group};
+  TensorOptions options{std::move(said.name), !kFrozen, said.decay, said.group < 0 ? 0 : said.group,
+                        said.group >= 0};
   sink(std::move(handle), std::move(options));
 }
 

@@ -107,9 +107,11 @@ struct ElementOf {
 /// Names the DType of an element type. Specialise it for your own types, which have to be
 /// trivially copyable and of the DType's size:
 ///
-///     template <> struct tessera::ElementTraits<__nv_bfloat16> {
+///     template <> struct tessera::ElementTraits<my::bfloat16> {
 ///       static constexpr auto dtype = tessera::DType::bf16;
 ///     };
+///
+/// cuda.hpp knows __nv_bfloat16.
 template <class E>
 struct ElementTraits {
   using not_specialised = void;

@@ -16,6 +16,7 @@ struct TensorOptions {
   bool trainable = true;  ///< false after frozen(...): gathered and saved, without gradient
   bool decay = true;      ///< false after no_decay(...): no weight decay
   int group = 0;          ///< the optimizer's parameter group, zero or more
+  bool grouped = false;   ///< in_group(...) said so
 };
 
 namespace detail {
