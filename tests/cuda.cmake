@@ -132,3 +132,9 @@ if(TARGET gpt_cuda AND Python3_FOUND)
                    $<TARGET_FILE:gpt_cuda>)
   set_tests_properties(gpt_cuda_same_bits PROPERTIES TIMEOUT 300 LABELS gpu SKIP_RETURN_CODE 77)
 endif()
+if(TARGET llama AND Python3_FOUND)
+  add_test(NAME llama_same_bits
+           COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/llama/cuda_same_bits.py
+                   $<TARGET_FILE:llama>)
+  set_tests_properties(llama_same_bits PROPERTIES TIMEOUT 300 LABELS gpu SKIP_RETURN_CODE 77)
+endif()

@@ -129,13 +129,13 @@ void test(Model& model, ts::Unit unit) {
   auto lease = model.forward(unit);
   lease = model.forward(unit);
 #elif defined(CASE_values_that_are_no_function)
-  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), or a function float(const TensorInfo&, std::uint64_t index)
+  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a function float(const TensorInfo&, std::uint64_t index)
   model.materialize(3);
 #elif defined(CASE_values_from_a_wrong_function)
-  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), or a function float(const TensorInfo&, std::uint64_t index)
+  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a function float(const TensorInfo&, std::uint64_t index)
   model.materialize([](const std::string&) { return 0.0f; });
 #elif defined(CASE_values_from_a_function_of_the_index_alone)
-  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), or a function float(const TensorInfo&, std::uint64_t index)
+  // EXPECT: tessera: materialize takes from_tensors, from_rank(r), in_place(f), or a function float(const TensorInfo&, std::uint64_t index)
   model.materialize([](std::uint64_t) { return 0.0f; });
 #elif defined(CASE_rvalue_tensor)
   // EXPECT: tessera: pass tensors by lvalue: the Shard keeps their address

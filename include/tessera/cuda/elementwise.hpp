@@ -29,17 +29,27 @@ TESSERA_CUDA_LAUNCHER void launch_ranges(cudaStream_t stream, const ElementRange
 
 #if defined(__CUDACC__)
 
-/// Elements a thread loads from an array at once.
-inline constexpr int kVector = 4;
-
-/// One argument of a function: four elements of its array, in registers.
+/// Bytes of an argument's element: of the wider array where it has two.
 template <class Ref>
+inline constexpr std::size_t kElementBytes = sizeof(typename Ref::element);
+template <>
+inline constexpr std::size_t kElementBytes<InOutSplit> = sizeof(bf16);
+template <int field>
+inline constexpr std::size_t kElementBytes<InOutStochastic<field>> = sizeof(bf16);
+
+/// Elements a thread loads from each array at once: 16 bytes of the widest.
+template <class... Refs>
+inline constexpr int kVector = (... && (kElementBytes<Refs> <= 2)) ? 8 : 4;
+
+/// One argument of a function: N elements of its array, in registers.
+template <class Ref, int N>
 struct VectorSlot;
 
 /// What the first four fields of stochastic rounding take their bits from, by element: one hash for
 /// all arguments, whose keys are the same. Left to the compiler, each would make its own.
+template <int N>
 struct RandomWords {
-  std::uint64_t x[kVector];
+  std::uint64_t x[N];
 };
 template <class Ref>
 __device__ RoundingKey key_in(const Ref&, const RoundingKey& otherwise) {
@@ -50,23 +60,23 @@ __device__ RoundingKey key_in(const InOutStochastic<field>& ref, const RoundingK
   return ref.key;
 }
 
-template <class T>
-struct alignas(sizeof(T) * kVector) PackedVector {
-  T x[kVector];
+template <class T, int N>
+struct alignas(sizeof(T) * N) PackedVector {
+  T x[N];
 };
 
-template <class T>
+template <class T, int N>
 struct VectorAccess {
-  using Packed = PackedVector<T>;
-  static __device__ void load(const T* from, Lanes<1> (&lanes)[kVector]) {
+  using Packed = PackedVector<T, N>;
+  static __device__ void load(const T* from, Lanes<1> (&lanes)[N]) {
     const Packed packed = *reinterpret_cast<const Packed*>(from);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) lanes[k] = Lanes<1>::load(&packed.x[k]);
+    for (int k = 0; k < N; ++k) lanes[k] = Lanes<1>::load(&packed.x[k]);
   }
-  static __device__ void store(T* to, const Lanes<1> (&lanes)[kVector]) {
+  static __device__ void store(T* to, const Lanes<1> (&lanes)[N]) {
     Packed packed;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) lanes[k].store(&packed.x[k]);
+    for (int k = 0; k < N; ++k) lanes[k].store(&packed.x[k]);
     *reinterpret_cast<Packed*>(to) = packed;
   }
   static bool aligned(const T* data) {
@@ -74,110 +84,112 @@ struct VectorAccess {
   }
 };
 
-template <class Ref>
+template <int N, class Ref>
 bool is_aligned(const Ref& ref) {
-  return VectorAccess<std::remove_const_t<std::remove_pointer_t<decltype(ref.data)>>>::aligned(
-      ref.data);
+  using Element = std::remove_const_t<std::remove_pointer_t<decltype(ref.data)>>;
+  return VectorAccess<Element, N>::aligned(ref.data);
 }
-inline bool is_aligned(const InOutSplit& ref) {
-  return VectorAccess<bf16>::aligned(ref.high) && VectorAccess<std::uint16_t>::aligned(ref.low);
+template <int N>
+bool is_aligned(const InOutSplit& ref) {
+  return VectorAccess<bf16, N>::aligned(ref.high) &&
+         VectorAccess<std::uint16_t, N>::aligned(ref.low);
 }
 
-template <class T>
-struct VectorSlot<In<T>> {
+template <class T, int N>
+struct VectorSlot<In<T>, N> {
   In<T> ref;
-  Lanes<1> lanes[kVector];
-  __device__ void load(std::uint64_t i) { VectorAccess<T>::load(ref.data + i, lanes); }
+  Lanes<1> lanes[N];
+  __device__ void load(std::uint64_t i) { VectorAccess<T, N>::load(ref.data + i, lanes); }
   __device__ void load_one(std::uint64_t i) { lanes[0] = Lanes<1>::load(ref.data + i); }
   __device__ const Lanes<1>& argument(int k) { return lanes[k]; }
-  __device__ void store(std::uint64_t, const RandomWords&) const {}
+  __device__ void store(std::uint64_t, const RandomWords<N>&) const {}
   __device__ void store_one(std::uint64_t) const {}
 };
-template <class T>
-struct VectorSlot<InOut<T>> {
+template <class T, int N>
+struct VectorSlot<InOut<T>, N> {
   InOut<T> ref;
-  Lanes<1> lanes[kVector];
-  __device__ void load(std::uint64_t i) { VectorAccess<T>::load(ref.data + i, lanes); }
+  Lanes<1> lanes[N];
+  __device__ void load(std::uint64_t i) { VectorAccess<T, N>::load(ref.data + i, lanes); }
   __device__ void load_one(std::uint64_t i) { lanes[0] = Lanes<1>::load(ref.data + i); }
   __device__ Lanes<1>& argument(int k) { return lanes[k]; }
-  __device__ void store(std::uint64_t i, const RandomWords&) const {
-    VectorAccess<T>::store(ref.data + i, lanes);
+  __device__ void store(std::uint64_t i, const RandomWords<N>&) const {
+    VectorAccess<T, N>::store(ref.data + i, lanes);
   }
   __device__ void store_one(std::uint64_t i) const { lanes[0].store(ref.data + i); }
 };
-template <class T>
-struct VectorSlot<Out<T>> {
+template <class T, int N>
+struct VectorSlot<Out<T>, N> {
   Out<T> ref;
-  Lanes<1> lanes[kVector];
+  Lanes<1> lanes[N];
   __device__ void load(std::uint64_t) {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) lanes[k] = Lanes<1>::splat(0.0f);
+    for (int k = 0; k < N; ++k) lanes[k] = Lanes<1>::splat(0.0f);
   }
   __device__ void load_one(std::uint64_t) { lanes[0] = Lanes<1>::splat(0.0f); }
   __device__ Lanes<1>& argument(int k) { return lanes[k]; }
-  __device__ void store(std::uint64_t i, const RandomWords&) const {
-    VectorAccess<T>::store(ref.data + i, lanes);
+  __device__ void store(std::uint64_t i, const RandomWords<N>&) const {
+    VectorAccess<T, N>::store(ref.data + i, lanes);
   }
   __device__ void store_one(std::uint64_t i) const { lanes[0].store(ref.data + i); }
 };
 
-template <>
-struct VectorSlot<InOutSplit> {
+template <int N>
+struct VectorSlot<InOutSplit, N> {
   InOutSplit ref;
-  Lanes<1> lanes[kVector];
+  Lanes<1> lanes[N];
   __device__ void load(std::uint64_t i) {
-    const auto high = *reinterpret_cast<const PackedVector<bf16>*>(ref.high + i);
-    const auto low = *reinterpret_cast<const PackedVector<std::uint16_t>*>(ref.low + i);
+    const auto high = *reinterpret_cast<const PackedVector<bf16, N>*>(ref.high + i);
+    const auto low = *reinterpret_cast<const PackedVector<std::uint16_t, N>*>(ref.low + i);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) lanes[k] = {join_float(high.x[k], low.x[k])};
+    for (int k = 0; k < N; ++k) lanes[k] = {join_float(high.x[k], low.x[k])};
   }
   __device__ void load_one(std::uint64_t i) { lanes[0] = {join_float(ref.high[i], ref.low[i])}; }
   __device__ Lanes<1>& argument(int k) { return lanes[k]; }
-  __device__ void store(std::uint64_t i, const RandomWords&) const {
-    PackedVector<bf16> high;
-    PackedVector<std::uint16_t> low;
+  __device__ void store(std::uint64_t i, const RandomWords<N>&) const {
+    PackedVector<bf16, N> high;
+    PackedVector<std::uint16_t, N> low;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
+    for (int k = 0; k < N; ++k) {
       const SplitFloat halves = split_float(lanes[k].x);
       high.x[k] = halves.high;
       low.x[k] = halves.low;
     }
-    *reinterpret_cast<PackedVector<bf16>*>(ref.high + i) = high;
-    *reinterpret_cast<PackedVector<std::uint16_t>*>(ref.low + i) = low;
+    *reinterpret_cast<PackedVector<bf16, N>*>(ref.high + i) = high;
+    *reinterpret_cast<PackedVector<std::uint16_t, N>*>(ref.low + i) = low;
   }
   __device__ void store_one(std::uint64_t i) const { store_lanes(ref, i, lanes[0]); }
 };
-template <int field>
-struct VectorSlot<InOutStochastic<field>> {
+template <int field, int N>
+struct VectorSlot<InOutStochastic<field>, N> {
   InOutStochastic<field> ref;
-  Lanes<1> lanes[kVector];
-  __device__ void load(std::uint64_t i) { VectorAccess<bf16>::load(ref.data + i, lanes); }
+  Lanes<1> lanes[N];
+  __device__ void load(std::uint64_t i) { VectorAccess<bf16, N>::load(ref.data + i, lanes); }
   __device__ void load_one(std::uint64_t i) { lanes[0] = Lanes<1>::load(ref.data + i); }
   __device__ Lanes<1>& argument(int k) { return lanes[k]; }
-  __device__ void store(std::uint64_t i, const RandomWords& words) const {
-    PackedVector<bf16> packed;
+  __device__ void store(std::uint64_t i, const RandomWords<N>& words) const {
+    PackedVector<bf16, N> packed;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
+    for (int k = 0; k < N; ++k) {
       std::uint64_t word = words.x[k];
       if constexpr (field >= 4) word = ref.key.template word<field>(i + static_cast<unsigned>(k));
       packed.x[k] = to_bf16_stochastic(lanes[k].x, RoundingKey::bits_in<field>(word));
     }
-    *reinterpret_cast<PackedVector<bf16>*>(ref.data + i) = packed;
+    *reinterpret_cast<PackedVector<bf16, N>*>(ref.data + i) = packed;
   }
   __device__ void store_one(std::uint64_t i) const { store_lanes(ref, i, lanes[0]); }
 };
 
-template <class F, class... Slots>
+template <int N, class F, class... Slots>
 __device__ void apply_vector(const F& f, std::uint64_t i, Slots... slots) {
   (slots.load(i), ...);
 #pragma unroll
-  for (int k = 0; k < kVector; ++k) f(slots.argument(k)...);
-  RandomWords words{};
+  for (int k = 0; k < N; ++k) f(slots.argument(k)...);
+  RandomWords<N> words{};
   if constexpr ((... || kRoundsAtRandom<decltype(slots.ref)>)) {
     RoundingKey key;
     ((key = key_in(slots.ref, key)), ...);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) words.x[k] = key.word<0>(i + static_cast<unsigned>(k));
+    for (int k = 0; k < N; ++k) words.x[k] = key.word<0>(i + static_cast<unsigned>(k));
   }
   (slots.store(i, words), ...);
 }
@@ -191,15 +203,16 @@ __device__ void apply_one(const F& f, std::uint64_t i, Slots... slots) {
 /// The elements [begin, end) by the threads of one block; at most kRangeBlock of them.
 template <bool aligned, class F, class... Refs>
 __device__ void apply_block(const F& f, std::uint64_t begin, std::uint64_t end, Refs... refs) {
+  constexpr int N = kVector<Refs...>;
   if constexpr (aligned) {
-    const std::uint64_t whole = begin + (end - begin) / kVector * kVector;
-    for (std::uint64_t i = begin + threadIdx.x * kVector; i < whole; i += kCudaThreads * kVector) {
-      apply_vector(f, i, VectorSlot<Refs>{refs, {}}...);
+    const std::uint64_t whole = begin + (end - begin) / N * N;
+    for (std::uint64_t i = begin + threadIdx.x * N; i < whole; i += kCudaThreads * N) {
+      apply_vector<N>(f, i, VectorSlot<Refs, N>{refs, {}}...);
     }
     begin = whole;
   }
   for (std::uint64_t i = begin + threadIdx.x; i < end; i += kCudaThreads) {
-    apply_one(f, i, VectorSlot<Refs>{refs, {}}...);
+    apply_one(f, i, VectorSlot<Refs, N>{refs, {}}...);
   }
 }
 
@@ -214,7 +227,7 @@ __global__ void __launch_bounds__(kCudaThreads)
 template <class F, class... Refs>
 void launch_elementwise(cudaStream_t stream, std::uint64_t n, const F& f, Refs... refs) {
   const std::uint64_t blocks = (n + kRangeBlock - 1) / kRangeBlock;
-  const bool aligned = (... && is_aligned(refs));
+  const bool aligned = (... && is_aligned<kVector<Refs...>>(refs));
   launch_cuda(
       "an element-wise kernel", stream, blocks, kCudaThreads,
       aligned ? elementwise_kernel<true, F, Refs...> : elementwise_kernel<false, F, Refs...>, n, f,

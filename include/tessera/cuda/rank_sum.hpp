@@ -30,11 +30,16 @@ struct SumSources {
   const T* data[kSumSources];
 };
 
+/// Elements a thread adds up at once.
+template <class T, class O>
+inline constexpr int kSumVector = kVector<In<T>, Out<O>>;
+
 template <bool aligned, class T, class O>
 __global__ void __launch_bounds__(kCudaThreads)
     rank_sum_kernel(std::uint64_t n, SumSources<T> sources, int ranks, float scale, bool accumulate,
                     O* out) {
-  constexpr int kWidth = aligned ? kVector : 1;
+  constexpr int N = kSumVector<T, O>;
+  constexpr int kWidth = aligned ? N : 1;
   const std::uint64_t block = blockIdx.x * kRangeBlock;
   const std::uint64_t end = block + kRangeBlock < n ? block + kRangeBlock : n;
   const std::uint64_t whole = block + (end - block) / kWidth * kWidth;
@@ -45,22 +50,22 @@ __global__ void __launch_bounds__(kCudaThreads)
   };
   for (std::uint64_t i = block + threadIdx.x * kWidth; i < whole; i += kCudaThreads * kWidth) {
     if constexpr (aligned) {
-      Lanes<1> sum[kVector];
-      Lanes<1> next[kVector];
-      VectorAccess<T>::load(sources.data[0] + i, sum);
+      Lanes<1> sum[N];
+      Lanes<1> next[N];
+      VectorAccess<T, N>::load(sources.data[0] + i, sum);
 #pragma unroll 4
       for (int rank = 1; rank < ranks; ++rank) {
-        VectorAccess<T>::load(sources.data[rank] + i, next);
+        VectorAccess<T, N>::load(sources.data[rank] + i, next);
 #pragma unroll
-        for (int k = 0; k < kVector; ++k) sum[k] = sum[k] + next[k];
+        for (int k = 0; k < N; ++k) sum[k] = sum[k] + next[k];
       }
-      if (accumulate) VectorAccess<O>::load(out + i, next);
+      if (accumulate) VectorAccess<O, N>::load(out + i, next);
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
+      for (int k = 0; k < N; ++k) {
         sum[k] = sum[k] * factor;
         if (accumulate) sum[k] = next[k] + sum[k];
       }
-      VectorAccess<O>::store(out + i, sum);
+      VectorAccess<O, N>::store(out + i, sum);
     } else {
       Lanes<1> sum = Lanes<1>::load(sources.data[0] + i);
       for (int rank = 1; rank < ranks; ++rank) {
@@ -84,10 +89,10 @@ void launch_rank_sum(cudaStream_t stream, std::uint64_t n, const T* const* sourc
          " are added up in one kernel");
   }
   SumSources<T> all{};
-  bool aligned = VectorAccess<O>::aligned(out);
+  bool aligned = VectorAccess<O, kSumVector<T, O>>::aligned(out);
   for (int rank = 0; rank < ranks; ++rank) {
     all.data[rank] = sources[rank];
-    aligned = aligned && VectorAccess<T>::aligned(sources[rank]);
+    aligned = aligned && VectorAccess<T, kSumVector<T, O>>::aligned(sources[rank]);
   }
   launch_cuda("a sum in rank order", stream, (n + kRangeBlock - 1) / kRangeBlock, kCudaThreads,
               aligned ? rank_sum_kernel<true, T, O> : rank_sum_kernel<false, T, O>, n, all, ranks,
