@@ -33,20 +33,20 @@ template <class T>
 struct Pack {
   float x[kPack];
 
-  /// As it lies in memory: what is loaded ahead takes half the registers.
-  struct alignas(16) Raw {
-    T x[kPack];
-  };
-  static __device__ Raw load_raw(const T* from) { return *reinterpret_cast<const Raw*>(from); }
-  explicit __device__ Pack(const Raw& raw) {
+  static __device__ Pack load(const T* from) {
+    struct alignas(16) Raw {
+      T x[kPack];
+    };
+    const Raw raw = *reinterpret_cast<const Raw*>(from);
+    Pack pack;
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) x[i] = widened(raw.x[i]);
+    for (int i = 0; i < kPack; ++i) pack.x[i] = widened(raw.x[i]);
+    return pack;
   }
-  Pack() = default;
-
-  static __device__ Pack load(const T* from) { return Pack(load_raw(from)); }
   __device__ void store(T* to) const {
-    Raw raw;
+    struct alignas(16) Raw {
+      T x[kPack];
+    } raw;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) raw.x[i] = narrowed<T>(x[i]);
     *reinterpret_cast<Raw*>(to) = raw;

@@ -44,32 +44,25 @@ __global__ void forward_kernel(std::size_t dim, float epsilon, const T* x, const
 
 // With y = x r w:  dx = r (g w - x r mean(g w x r)),  dw = sum over rows of g x r.
 template <class T, bool residual, bool again>
-__global__ void __launch_bounds__(kMostThreads, 1)
-    backward_kernel(std::size_t rows, std::size_t dim, const T* x, const T* weight,
-                    const float* rstd, const T* out_gradient, T* x_gradient, T* out_again,
-                    float* partial_sums) {
+__global__ void backward_kernel(std::size_t rows, std::size_t dim, const T* x, const T* weight,
+                                const float* rstd, const T* out_gradient, T* x_gradient,
+                                T* out_again, float* partial_sums) {
   __shared__ float shared[2][kWarp];
   const std::size_t at = threadIdx.x * kPack;
   const bool inside = at < dim;
   Pack<T> w{};
   if (inside) w = Pack<T>::load(weight + at);
   float sums[kPack] = {};
-  using Raw = typename Pack<T>::Raw;
-  Raw next_x{}, next_gradient{}, next_before{};
-  const auto load = [&](std::size_t row) {
-    if (!inside || row >= rows) return;
-    next_x = Pack<T>::load_raw(x + row * dim + at);
-    next_gradient = Pack<T>::load_raw(out_gradient + row * dim + at);
-    if constexpr (residual) next_before = Pack<T>::load_raw(x_gradient + row * dim + at);
-  };
-  load(blockIdx.x);
   int turn = 0;
   for (std::size_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
     const float scale = rstd[row];
     const std::size_t here = row * dim + at;
-    Pack<T> v(next_x), g(next_gradient);
-    const Raw before_raw = next_before;
-    load(row + gridDim.x);  // while the sum below is waited for
+    Pack<T> v{}, g{}, before{};
+    if (inside) {
+      v = Pack<T>::load(x + here);
+      g = Pack<T>::load(out_gradient + here);
+      if constexpr (residual) before = Pack<T>::load(x_gradient + here);
+    }
     float product = 0;
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
@@ -80,13 +73,9 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
     const float mean = block_sum(product, shared[turn]) / static_cast<float>(dim);
     if (!inside) continue;
-    const Pack<T> before(before_raw);
     Pack<T> result;
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const float own = scale * (g[i] - v[i] * mean);
-      result[i] = residual ? before[i] + own : own;
-    }
+    for (int i = 0; i < kPack; ++i) result[i] = before[i] + scale * (g[i] - v[i] * mean);
     result.store(x_gradient + here);
     if constexpr (again) {
 #pragma unroll
