@@ -328,6 +328,7 @@ TEST_CASE("places that are none, and time-outs that are none, are refused at onc
   CHECK(theirs == mine);
 }
 
+#if !defined(__SANITIZE_ADDRESS__)  // whose check of virtual calls looks at memory through a pipe
 TEST_CASE("rank 0 without a descriptor for who comes: it does not spin, and says what is wrong") {
   const int port = free_port();
   std::string zero;
@@ -357,6 +358,7 @@ TEST_CASE("rank 0 without a descriptor for who comes: it does not spin, and says
   CHECK(std::clock() - before < CLOCKS_PER_SEC / 4);
   CHECK(contains(zero, "it could not accept connections (Too many open files)"));
 }
+#endif
 
 TEST_CASE("a port that another holds is waited for, and named") {
   std::string why;
