@@ -47,7 +47,8 @@ class Batches {
     const std::int32_t* tokens;
     const std::int32_t* targets;
   };
-  /// Fills the batch of a micro-step. What was filled two steps ago must have been used.
+  /// Fills the batch of a micro-step. What was filled two steps ago must have been used; with
+  /// --graph, which has one place for each, the step before.
   Batch fill(std::size_t step, std::size_t micro_step) {
     const std::size_t slot = o_.graph ? 0 : step % kSlots;
     std::int32_t* const tokens =

@@ -1,13 +1,13 @@
 #include <cmath>
 
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {
 
-// One block a multiprocessor: the rows that are being read twice then stay in the second-level
-// cache (a row of 128,256 bf16 is 250 KiB).
+// A multiprocessor has room for two such blocks at the most. Rows are read twice: fewer at a time
+// means that more of them are still in the second-level cache (a row of 128,256 bf16 is 250 KiB).
 constexpr std::size_t kThreads = 1024;
 
 /// The greatest value so far and the sum of exponentials relative to it.

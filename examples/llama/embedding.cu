@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {

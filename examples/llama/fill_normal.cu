@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {

@@ -34,6 +34,7 @@ using llama::require;
 class Memory {
  public:
   explicit Memory(std::size_t bytes) { require(cudaMalloc(&memory_, bytes), "memory to tune in"); }
+  explicit Memory(void* owned) : memory_(owned) {}
   ~Memory() { cudaFree(memory_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -80,7 +81,12 @@ struct Direction {
     if (graph.build_plan_at_index(handle, candidate).is_bad()) return INFINITY;
     const std::int64_t bytes = graph.get_workspace_size_plan_at_index(candidate);
     if (bytes < 0) return INFINITY;
-    const Memory workspace(static_cast<std::size_t>(bytes) + 1);
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, static_cast<std::size_t>(bytes) + 1) != cudaSuccess) {
+      (void)cudaGetLastError();  // there is no room for this plan: another may do
+      return INFINITY;
+    }
+    const Memory workspace(memory);
     const auto run = [&] {
       return graph.execute_plan_at_index(handle, pointers, workspace.as<void>(), candidate)
           .is_good();
@@ -118,18 +124,22 @@ struct FusedAttention::Graphs {
   cudaStream_t stream;
   AttentionShape shape;
   bool deterministic;
-  cudnnHandle_t handle = nullptr;
+  struct Handle {
+    cudnnHandle_t value = nullptr;
+    Handle() { require(cudnnCreate(&value), "starting"); }
+    ~Handle() { cudnnDestroy(value); }
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
+  } owner;
+  cudnnHandle_t handle = owner.value;
   Direction forward, backward;
 
   Graphs(cudaStream_t on, const AttentionShape& of, bool fixed)
       : stream(on), shape(of), deterministic(fixed) {
-    require(cudnnCreate(&handle), "starting");
     require(cudnnSetStream(handle, stream), "choosing the stream");
     make_forward();
     make_backward();
   }
-  ~Graphs() { cudnnDestroy(handle); }
-
   std::int64_t number(std::size_t value) const { return static_cast<std::int64_t>(value); }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape.head_dim)); }
 

@@ -6,12 +6,15 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <numeric>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include <tessera/exact/bf16.hpp>
 #include "cuda_check.hpp"
+#include "input_error.hpp"
 #include "kernels.hpp"
 
 namespace llama {
@@ -19,6 +22,7 @@ namespace {
 
 constexpr std::size_t kWorkspace = std::size_t{64} << 20;
 constexpr std::size_t kFinalists = 5;
+const std::string kHeader = "llama's matrix products: cuBLASLt ";
 
 void require(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -163,19 +167,36 @@ void Matmuls::propose(Plan& plan, int candidates) {
       cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            &kWorkspace, sizeof kWorkspace),
       "a preference");
+  // Tensors of a unit begin at multiples of 64 elements.
+  const std::uint32_t alignment = element_ == MatmulElement::bf16 ? 128 : 256;
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    require(
+        cublasLtMatmulPreferenceSetAttribute(&preference, operand, &alignment, sizeof alignment),
+        "a preference");
+  }
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(candidates));
   int found = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_, &plan.operation, &plan.a, &plan.b, &plan.d, &plan.d,
                                      &preference, candidates, results.data(), &found);
-  if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-    throw std::runtime_error("cuBLASLt has no algorithm for " + plan.name(element_));
-  }
+  if (status != CUBLAS_STATUS_SUCCESS) found = 0;
   plan.candidates.clear();
   for (int i = 0; i < found; ++i) {
     const auto& result = results[static_cast<std::size_t>(i)];
     if (result.state == CUBLAS_STATUS_SUCCESS) plan.candidates.push_back(result.algo);
   }
+  if (plan.candidates.empty()) {
+    throw std::runtime_error("cuBLASLt has no algorithm for " + plan.name(element_));
+  }
+}
+
+bool Matmuls::takes(Plan& plan, const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasLtMatmulHeuristicResult_t result{};
+  return cublasLtMatmulAlgoCheck(handle_, &plan.operation, &plan.a, &plan.b, &plan.d, &plan.d,
+                                 &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= kWorkspace;
 }
 
 // The heuristics propose a handful for a shape, whatever is asked for. The same kernels with other
@@ -200,12 +221,7 @@ void Matmuls::vary(Plan& plan, std::size_t most) {
                                                  sizeof swizzle) != CUBLAS_STATUS_SUCCESS) {
           continue;
         }
-        cublasLtMatmulHeuristicResult_t result{};
-        if (cublasLtMatmulAlgoCheck(handle_, &plan.operation, &plan.a, &plan.b, &plan.d, &plan.d,
-                                    &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
-            result.workspaceSize > kWorkspace) {
-          continue;
-        }
+        if (!takes(plan, algorithm)) continue;
         const bool known =
             std::any_of(plan.candidates.begin(), plan.candidates.end(),
                         [&](const cublasLtMatmulAlgo_t& other) { return same(other, algorithm); });
@@ -259,6 +275,10 @@ void Matmuls::choose_by_time(Plan& plan, const void* left, const void* right, vo
 }
 
 void Matmuls::tune(const std::vector<Wanted>& wanted, const MatmulTuning& tuning) {
+  // One rank of a process after the other: times are undisturbed, and those that follow find what
+  // the first has written.
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
   if (!tuning.file.empty()) read(tuning.file);
   std::vector<Plan*> open;
   std::size_t left = 0, right = 0, result = 0;
@@ -270,7 +290,7 @@ void Matmuls::tune(const std::vector<Wanted>& wanted, const MatmulTuning& tuning
     if (found != remembered_.end()) {
       p.candidates.resize(1);
       std::memcpy(p.candidates[0].data, found->second.data(), sizeof p.candidates[0].data);
-      continue;
+      if (takes(p, p.candidates[0])) continue;
     }
     propose(p, tuning.measured ? tuning.candidates : 1);
     if (!tuning.measured) continue;
@@ -305,8 +325,8 @@ void Matmuls::tune(const std::vector<Wanted>& wanted, const MatmulTuning& tuning
       require(cudaStreamSynchronize(stream_), "warming up");
     }
     for (Plan* p : open) choose_by_time(*p, a.get(), b.get(), c.get());
+    if (!tuning.file.empty()) write(tuning.file);
   }
-  if (!tuning.file.empty()) write(tuning.file);
 }
 
 void Matmuls::run(Product product, const LinearShape& shape, const void* left, const void* right,
@@ -335,23 +355,35 @@ std::vector<std::string> Matmuls::choices() const {
   return lines;
 }
 
-// A line an algorithm: its opaque numbers, then the product's name. Only good for the version of
-// cuBLASLt that wrote it, which is the first line.
+// The first line says what it is and what it is good for: cuBLASLt's version and the card. Then a
+// line an algorithm: its opaque numbers and the product's name.
+std::string Matmuls::header() const {
+  int device = 0;
+  cudaDeviceProp properties{};
+  require(cudaGetDevice(&device), "looking for the device");
+  require(cudaGetDeviceProperties(&properties, device), "the device's name");
+  return kHeader + std::to_string(cublasLtGetVersion()) + ' ' + properties.name;
+}
+
 void Matmuls::read(const std::string& file) {
   std::ifstream in(file);
-  std::size_t version = 0;
-  if (!(in >> version) || version != cublasLtGetVersion()) return;
-  std::array<std::uint64_t, 8> numbers{};
-  for (;;) {
-    for (std::uint64_t& number : numbers) {
-      if (!(in >> std::hex >> number)) return;
-    }
+  std::string line;
+  if (!std::getline(in, line)) return;
+  if (!line.starts_with(kHeader)) {
+    throw InputError(file + " is not a file of algorithms: --algorithms would write over it.");
+  }
+  if (line != header()) return;  // another card's or version's: made anew
+  while (std::getline(in, line)) {
+    std::istringstream words(line);
+    std::array<std::uint64_t, 8> numbers{};
+    for (std::uint64_t& number : numbers) words >> std::hex >> number;
     std::string name;
-    std::getline(in >> std::ws, name);
-    remembered_[name] = numbers;
+    std::getline(words >> std::ws, name);
+    if (words) remembered_[name] = numbers;
   }
 }
 
+// To a file beside it, which then takes its place: nobody ever reads half of it.
 void Matmuls::write(const std::string& file) const {
   auto all = remembered_;
   for (const auto& [key, plan] : plans_) {
@@ -360,14 +392,17 @@ void Matmuls::write(const std::string& file) const {
     std::memcpy(numbers.data(), plan->candidates[plan->chosen].data, sizeof numbers);
     all[plan->name(element_)] = numbers;
   }
-  std::ofstream out(file);
-  out << cublasLtGetVersion() << '\n';
+  const std::string beside = file + ".new";
+  std::ofstream out(beside);
+  out << header() << '\n';
   for (const auto& [name, numbers] : all) {
     for (const std::uint64_t number : numbers) out << std::hex << number << ' ';
     out << name << '\n';
   }
   out.close();
-  if (!out) throw std::runtime_error("cannot write the algorithms to " + file);
+  if (!out || std::rename(beside.c_str(), file.c_str()) != 0) {
+    throw InputError("cannot write the algorithms to " + file + ".");
+  }
 }
 
 }  // namespace llama

@@ -38,7 +38,8 @@ struct MatmulTuning {
   bool measured = true;
   int candidates = 96;
   double soak_seconds = 1.0;  ///< products run for this long before any is timed
-  /// Algorithms are read from this file where it has them, and written to it; empty: neither.
+  /// Algorithms are read from this file where it has them, and measured ones written to it; empty:
+  /// neither.
   std::string file;
 };
 
@@ -75,6 +76,8 @@ class Matmuls {
   bool launch(Plan& plan, std::size_t candidate, const void* left, const void* right, void* result,
               const void* added);
   void choose_by_time(Plan& plan, const void* left, const void* right, void* result);
+  bool takes(Plan& plan, const cublasLtMatmulAlgo_t& algorithm) const;
+  std::string header() const;
   void read(const std::string& file);
   void write(const std::string& file) const;
 

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <CLI/CLI.hpp>
@@ -97,8 +98,30 @@ void check(const Options& o) {
   if (o.graph && o.ranks > 1) {
     throw InputError("--graph takes one rank: in-process ranks cannot be captured.");
   }
-  if (o.plain && (o.ranks > 1 || o.graph || o.precision != PrecisionName::bf16)) {
-    throw InputError("--plain is one rank with bf16 and fp32 masters, without --graph.");
+  if (o.plain && (o.ranks > 1 || o.graph || o.digest || !o.trace.empty() || o.force_collectives ||
+                  o.precision != PrecisionName::bf16)) {
+    throw InputError(
+        "--plain is one rank with bf16 and fp32 masters, without --graph, --digest, --trace and "
+        "--force-collectives.");
+  }
+  if (o.precision != PrecisionName::fp32 && c.head_dim() > 128) {
+    throw InputError("heads of " + text(c.head_dim()) + " are too wide: 128 at the most in bf16.");
+  }
+  if (o.precision == PrecisionName::fp32 && (o.sequence > 6000 || c.head_dim() > 256)) {
+    throw InputError("--precision fp32 takes --seq up to 6000 and heads of up to 256.");
+  }
+  if (o.recompute && o.activation_gib) {
+    throw InputError("--recompute and --activation-gib exclude each other.");
+  }
+  if (o.untimed >= o.steps) {
+    throw InputError("--untimed " + text(o.untimed) + " leaves none of --steps " + text(o.steps) +
+                     " to be timed.");
+  }
+  for (const std::string* path : {&o.json, &o.trace}) {
+    // Before hours of training rather than after them.
+    if (!path->empty() && !std::ofstream(*path, std::ios::app)) {
+      throw InputError("cannot write to " + *path + ".");
+    }
   }
   require_different(o);
 }
@@ -139,9 +162,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "bf16: fp32 masters, moments and reduced gradients (default); lean-bf16: reduced gradients "
       "in "
       "bf16; split-bf16: and each master in two halves; pure-bf16: bf16 alone");
-  app.add_option("--batch", o.batch, "sequences of a rank in a micro-step")->check(whole(1, 65536));
+  app.add_option("--batch", o.batch, "sequences of a rank in a micro-step")->check(whole(1, 65535));
   app.add_option("--seq", o.sequence, "tokens in a sequence")->check(whole(1, kMillion));
-  app.add_option("--accumulate", o.accumulate, "micro-steps in a step")->check(whole(1, kMillion));
+  app.add_option("--accumulate", o.accumulate,
+                 "micro-steps in a step; all but bf16 and fp32 add their gradients up in bf16")
+      ->check(whole(1, 4096));
   app.add_option("--steps", o.steps, "optimizer steps")->check(whole(1, 1000 * kMillion));
   app.add_option("--untimed", o.untimed, "first steps that the times leave out")
       ->check(whole(0, kMillion));
@@ -170,10 +195,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "what backward computes again in every layer (default: by the budget)");
   app.add_option("--activation-gib", o.activation_gib,
                  "budget for activations (default: what the device has left)")
-      ->check(number());
+      ->check(CLI::Range(0.0, 1e6));
   app.add_flag("--deterministic", o.deterministic,
-               "the same bits in every run: products take cuBLASLt's first proposal, or those of "
-               "--algorithms");
+               "the same bits in every run: the libraries' first proposals, or products by "
+               "--algorithms, which is made by the first run");
   app.add_flag("!--no-tuning", o.tune, "take the libraries' first proposals, untimed");
   app.add_option("--algorithms", o.algorithms, "file that keeps the products' algorithms")
       ->check(not_empty());

@@ -1,7 +1,7 @@
 #include <stdexcept>
 
 #include "attention.hpp"
-#include "packs.cuh"
+#include "device.cuh"
 
 namespace llama {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "packs.cuh"
+#include "device.cuh"
 #include "plain_state.hpp"
 
 namespace llama {

@@ -22,6 +22,16 @@ std::string hexadecimal(std::uint64_t value) {
 
 }  // namespace
 
+void count_layers(Results& results, const std::vector<Recompute>& recompute) {
+  for (const Recompute of_layer : recompute) {
+    switch (of_layer) {
+      case Recompute::nothing: ++results.kept; break;
+      case Recompute::elementwise: ++results.elementwise; break;
+      case Recompute::block: ++results.blocks; break;
+    }
+  }
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -63,7 +73,19 @@ void write_json(const Options& o, const Results& r) {
       {"sequence", o.sequence},
       {"accumulate", o.accumulate},
       {"layers", o.model.layers},
+      {"dim", o.model.dim},
+      {"ff", o.model.ff},
+      {"heads", o.model.heads},
+      {"kv_heads", o.model.kv_heads},
       {"vocabulary", o.model.vocabulary},
+      {"tied", o.model.tied},
+      {"data", o.data},
+      {"seed", o.seed},
+      {"learning_rate", o.learning_rate},
+      {"clip", o.clip},
+      {"weight_decay", o.weight_decay},
+      {"tuned", o.tune},
+      {"prefetch_depth", o.prefetch_depth},
       {"parameters", r.parameters},
       {"deterministic", o.deterministic},
       {"graph", o.graph},

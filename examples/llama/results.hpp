@@ -26,6 +26,9 @@ struct Results {
   std::vector<std::string> choices;
 };
 
+/// Counts the layers by what they compute again.
+void count_layers(Results& results, const std::vector<Recompute>& recompute);
+
 double median(std::vector<double> values);
 double tokens_per_second(const Options& options, const Results& results);
 /// Of 989 TFLOP/s, what an H100 or H200 is sold with for dense bf16.

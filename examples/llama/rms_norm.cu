@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {
@@ -22,8 +22,9 @@ std::size_t row_threads(std::size_t dim) {
 }
 
 template <class T>
-__global__ void forward_kernel(std::size_t dim, float epsilon, const T* x, const T* weight, T* out,
-                               float* rstd) {
+__global__ void __launch_bounds__(kMostThreads)
+    forward_kernel(std::size_t dim, float epsilon, const T* x, const T* weight, T* out,
+                   float* rstd) {
   __shared__ float shared[kWarp];
   const std::size_t row = blockIdx.x;
   const std::size_t at = threadIdx.x * kPack;
@@ -44,9 +45,10 @@ __global__ void forward_kernel(std::size_t dim, float epsilon, const T* x, const
 
 // With y = x r w:  dx = r (g w - x r mean(g w x r)),  dw = sum over rows of g x r.
 template <class T, bool residual, bool again>
-__global__ void backward_kernel(std::size_t rows, std::size_t dim, const T* x, const T* weight,
-                                const float* rstd, const T* out_gradient, T* x_gradient,
-                                T* out_again, float* partial_sums) {
+__global__ void __launch_bounds__(kMostThreads)
+    backward_kernel(std::size_t rows, std::size_t dim, const T* x, const T* weight,
+                    const float* rstd, const T* out_gradient, T* x_gradient, T* out_again,
+                    float* partial_sums) {
   __shared__ float shared[2][kWarp];
   const std::size_t at = threadIdx.x * kPack;
   const bool inside = at < dim;

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {

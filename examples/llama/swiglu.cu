@@ -1,5 +1,5 @@
+#include "device.cuh"
 #include "kernels.hpp"
-#include "packs.cuh"
 
 namespace llama {
 namespace {

@@ -2,12 +2,17 @@
 // without tessera.
 #pragma once
 
+#include <vector>
+#include <tessera/engine/report.hpp>
+
 #include "options.hpp"
 #include "results.hpp"
 #include "tokens.hpp"
-#include "train_traces.hpp"
 
 namespace llama {
+
+/// What ran on the streams, a vector a rank.
+using Traces = std::vector<std::vector<tessera::TraceEvent>>;
 
 void train_fp32(const Options&, const TokenFile*, Results&, Traces&);
 void train_plain(const Options&, const TokenFile*, Results&);

@@ -6,8 +6,8 @@
 
 #include "batches.hpp"
 #include "plain_state.hpp"
+#include "run_steps.hpp"
 #include "train.hpp"
-#include "trainer.hpp"
 #include "transformer.hpp"
 
 namespace llama {
@@ -41,7 +41,7 @@ class PlainRun {
     norm();
     if (!c.tied) matrix(c.vocabulary, c.dim, 1.0f / std::sqrt(static_cast<float>(c.dim)));
     state_.allocate();
-    allocate_activations(transformer_, o_);
+    allocate_activations(transformer_, o_, free_bytes());
     for (cudaEvent_t& event : ends_) require(cudaEventCreate(&event), "an event");
   }
   ~PlainRun() {
@@ -53,7 +53,7 @@ class PlainRun {
   void run(Results& results) {
     require(cudaEventRecord(end(kEnds - 1), kStream), "an event");
     run_steps(
-        o_, results, [this](std::size_t step) { return enqueue(step); },
+        o_, results, true, [this](std::size_t step) { return enqueue(step); },
         [this](std::size_t step) { return losses_.get()[step % 2]; },
         [this](double sum) { return sum / static_cast<double>(o_.tokens_per_step()); });
     std::size_t free = 0, total = 0;
@@ -63,6 +63,7 @@ class PlainRun {
     results.precision = "bf16";
     results.planned_bytes = results.state_bytes = state_.bytes();
     results.activation_bytes = transformer_.bytes(transformer_.recompute());
+    count_layers(results, transformer_.recompute());
     results.choices = transformer_.choices();
   }
 

@@ -13,8 +13,8 @@
 #include "options.hpp"
 #include "results.hpp"
 #include "sharded_llama.hpp"
-#include "train_traces.hpp"
-#include "trainer.hpp"
+
+#include "run_steps.hpp"
 #include "transformer.hpp"
 
 namespace llama {
@@ -34,15 +34,19 @@ class ShardedRun {
         shard_(tessera::Mesh<tessera::Cuda>(ranks), adamw(options), shard_options(options)),
         model_(shard_, options.model) {
     shard_.materialize(model_.first_values(options.seed));
-    (void)sums_.exchange(0);  // ranks of one device divide what is left: all have taken their state
-    allocate_activations(transformer_, options);
+    // Ranks of one device divide what is left there: all have taken their state, and ask before
+    // any takes more.
+    (void)sums_.exchange(0);
+    const std::size_t free = free_bytes();
+    (void)sums_.exchange(0);
+    allocate_activations(transformer_, options, free);
   }
 
   void run(Results& results, std::vector<tessera::TraceEvent>& trace) {
     const bool first = shard_.rank() == 0;
     Results own;
     run_steps(
-        o_, own, [this](std::size_t step) { return enqueue(step); },
+        o_, own, first, [this](std::size_t step) { return enqueue(step); },
         [this](std::size_t step) { return losses_.get()[slot(step)]; },
         [this](double sum) { return mean(sum); });
     trace = shard_.trace();
@@ -60,9 +64,7 @@ class ShardedRun {
     own.planned_bytes = shard_.plan().total_bytes();
     own.state_bytes = shard_.plan().state_bytes();
     own.activation_bytes = transformer_.bytes(transformer_.recompute());
-    for (const Recompute r : transformer_.recompute()) {
-      ++(r == Recompute::nothing ? own.kept : r == Recompute::block ? own.blocks : own.elementwise);
-    }
+    count_layers(own, transformer_.recompute());
     own.choices = transformer_.choices();
     results = std::move(own);
   }

@@ -40,7 +40,8 @@ Transformer<T>::Transformer(const Config& config, std::size_t batch, std::size_t
       matmuls_(stream, std::is_same_v<T, float> ? MatmulElement::f32 : MatmulElement::bf16),
       attention_(stream, shape_, options.deterministic) {
   matmuls_.tune(products_of(config, shape_.rows(), options.accumulates), options.tuning);
-  if (options.tuning.measured) attention_.tune();
+  // A plan that is chosen by time may be another one in the next run.
+  if (options.tuning.measured && !options.deterministic) attention_.tune();
 }
 
 template <class T>

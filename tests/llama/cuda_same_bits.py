@@ -20,6 +20,7 @@ def run(program, folder, arguments):
     done = subprocess.run([program, *MODEL, *FIXED, *arguments, "--json", path],
                           capture_output=True, text=True, check=False)
     if done.returncode == 2 and "there is no GPU" in done.stderr:
+        print(done.stderr)
         sys.exit(1 if os.environ.get("TESSERA_GPU_REQUIRED") else 77)
     if done.returncode != 0:
         print(" ".join(arguments), "->", done.returncode, done.stderr)
@@ -46,6 +47,16 @@ def main():
                     ["--batch", "4", "--force-collectives"],
                     ["--batch", "4", "--force-collectives", "--graph", "--prefetch-depth", "2"],
                     ["--batch", "4", "--strategy", "replicate"],
+                ],
+                "tied, one sequence": [
+                    ["--tied", "--batch", "1"],
+                    ["--tied", "--batch", "1", "--recompute", "block"],
+                    ["--tied", "--batch", "1", "--graph"],
+                ],
+                "two micro-steps": [
+                    ["--batch", "2", "--accumulate", "2"],
+                    ["--batch", "2", "--accumulate", "2", "--graph"],
+                    ["--batch", "2", "--accumulate", "2", "--recompute", "elementwise"],
                 ],
                 "two ranks, batch 2 each": [
                     ["--ranks", "2", "--batch", "2", "--strategy", strategy]

@@ -1,5 +1,4 @@
-// The training loop of one rank. `Trainable` is what a step is made of: sharded, or in plain
-// buffers.
+// The training loop of one rank, whatever holds its state, and what it sets up ahead.
 #pragma once
 
 #include <algorithm>
@@ -41,27 +40,37 @@ inline TransformerOptions transformer_options(const Options& o) {
   return options;
 }
 
-/// Chooses what layers compute again, and allocates: after everything else has its memory.
+inline std::size_t free_bytes() {
+  std::size_t free = 0, total = 0;
+  require(cudaMemGetInfo(&free, &total), "asking for free memory");
+  return free;
+}
+
+/// Chooses what layers compute again, and allocates. `free`: bytes of the device that its ranks
+/// share, when everything else had its memory.
 template <class T>
-void allocate_activations(Transformer<T>& transformer, const Options& o) {
+void allocate_activations(Transformer<T>& transformer, const Options& o, std::size_t free) {
   if (o.recompute) {
     transformer.allocate(std::vector<Recompute>(o.model.layers, *o.recompute));
     return;
   }
-  std::size_t free = 0, total = 0;
-  require(cudaMemGetInfo(&free, &total), "asking for free memory");
+  int devices = 0;
+  require(cudaGetDeviceCount(&devices), "counting devices");
+  const auto on_each = static_cast<std::size_t>(devices);
+  const std::size_t sharing = (o.ranks + on_each - 1) / on_each;
   constexpr std::size_t kMargin = std::size_t{512} << 20;  // for what libraries load late
-  std::size_t budget = free > kMargin ? (free - kMargin) / o.ranks : 0;
+  std::size_t budget = free > kMargin ? (free - kMargin) / sharing : 0;
   if (o.activation_gib) budget = static_cast<std::size_t>(*o.activation_gib * 0x1p30);
   std::vector<Recompute> choice = transformer.choose(budget);
   if (choice.empty()) {
     char message[200];
     std::snprintf(message, sizeof message,
-                  "activations take %.2f GiB at the least, and there are %.2f: use a smaller "
-                  "--batch or --seq, or more --ranks.",
+                  "activations take %.2f GiB at the least, and %s %.2f: use a smaller --batch or "
+                  "--seq.",
                   static_cast<double>(
                       transformer.bytes(std::vector<Recompute>(o.model.layers, Recompute::block))) /
                       0x1p30,
+                  o.activation_gib ? "--activation-gib is" : "a rank has",
                   static_cast<double>(budget) / 0x1p30);
     throw InputError(message);
   }
@@ -70,10 +79,10 @@ void allocate_activations(Transformer<T>& transformer, const Options& o) {
 
 class Progress {
  public:
-  explicit Progress(const Options& options) : o_(options) {}
+  Progress(const Options& options, bool shown) : o_(options), shown_(shown && !options.quiet) {}
 
   void show(std::size_t step, double loss, const tessera::StepReport& report) const {
-    if (o_.quiet || (step % std::max<std::size_t>(1, o_.steps / 20) != 0 && step + 1 != o_.steps)) {
+    if (!shown_ || (step % std::max<std::size_t>(1, o_.steps / 20) != 0 && step + 1 != o_.steps)) {
       return;
     }
     const double rate = static_cast<double>(o_.tokens_per_step()) * 1e3 / report.step_ms;
@@ -88,15 +97,16 @@ class Progress {
 
  private:
   const Options& o_;
+  bool shown_;
 };
 
-/// Runs the steps. `enqueue(step)` enqueues one, its losses' sum going to `loss_of(step)`, and
-/// returns a ticket; `mean(sum)` is the loss over all ranks. The host stays one step ahead of the
-/// device.
+/// Runs the steps; `first`: this rank shows progress. `enqueue(step)` enqueues one, its losses' sum
+/// going to `loss_of(step)`, and returns a ticket; `mean(sum)` is the loss over all ranks. The host
+/// stays one step ahead of the device.
 template <class Enqueue, class LossOf, class Mean>
-void run_steps(const Options& o, Results& results, Enqueue&& enqueue, LossOf&& loss_of,
+void run_steps(const Options& o, Results& results, bool first, Enqueue&& enqueue, LossOf&& loss_of,
                Mean&& mean) {
-  const Progress progress(o);
+  const Progress progress(o, first);
   const auto finish = [&](std::size_t step, const tessera::StepReport& report) {
     const double loss = mean(loss_of(step));
     results.losses.push_back(loss);

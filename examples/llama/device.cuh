@@ -1,4 +1,4 @@
-// Eight elements a thread, and sums over a block.
+// What the kernels share: eight elements a thread, sums over a block, and launching.
 #pragma once
 
 #include <cuda_runtime.h>
