@@ -37,8 +37,6 @@ void run(const Options& options) {
   Results results;
   Traces traces;
   train(options, file ? &*file : nullptr, results, traces);
-  results.parameters = options.model.parameters();
-  results.flops_per_token = options.model.flops_per_token(options.sequence);
   print_summary(options, results);
   if (!options.json.empty()) write_json(options, results);
   if (!options.trace.empty() && !tessera::write_chrome_trace(options.trace, traces)) {

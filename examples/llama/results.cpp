@@ -43,9 +43,9 @@ double tokens_per_second(const Options& options, const Results& results) {
   return ms > 0 ? static_cast<double>(options.tokens_per_step()) * 1e3 / ms : 0;
 }
 
-double mfu_percent(const Options& options, const Results& results) {
-  return 100.0 * tokens_per_second(options, results) / static_cast<double>(options.ranks) *
-         results.flops_per_token / kPeak;
+double mfu_percent(const Options& options, double tokens_per_second) {
+  return 100.0 * tokens_per_second / static_cast<double>(options.ranks) *
+         options.model.flops_per_token(options.sequence) / kPeak;
 }
 
 void print_summary(const Options& o, const Results& r) {
@@ -55,9 +55,9 @@ void print_summary(const Options& o, const Results& r) {
       "%.2f ms of the host\n"
       "memory: state %.2f GiB, planned %.2f, activations %.2f (layers that compute nothing again "
       "%zu, norms and SwiGLU %zu, all %zu), device %.2f\n",
-      r.strategy.c_str(), r.precision.c_str(), static_cast<double>(r.parameters) / 1e9,
+      r.strategy.c_str(), r.precision.c_str(), static_cast<double>(o.model.parameters()) / 1e9,
       o.batch * o.accumulate * o.ranks, o.sequence, tokens_per_second(o, r), median(r.step_ms),
-      mfu_percent(o, r), median(r.exposed_ms), median(r.communication_ms),
+      mfu_percent(o, tokens_per_second(o, r)), median(r.exposed_ms), median(r.communication_ms),
       median(r.enqueue_us) / 1e3, gib(r.state_bytes), gib(r.planned_bytes), gib(r.activation_bytes),
       r.kept, r.elementwise, r.blocks, gib(r.device_bytes));
 }
@@ -86,7 +86,7 @@ void write_json(const Options& o, const Results& r) {
       {"weight_decay", o.weight_decay},
       {"tuned", o.tune},
       {"prefetch_depth", o.prefetch_depth},
-      {"parameters", r.parameters},
+      {"parameters", o.model.parameters()},
       {"deterministic", o.deterministic},
       {"graph", o.graph},
       {"plain", o.plain},
@@ -97,8 +97,8 @@ void write_json(const Options& o, const Results& r) {
       {"step_ms_median", median(r.step_ms)},
       {"step_ms_min", r.step_ms.empty() ? 0.0 : *least},
       {"step_ms_max", r.step_ms.empty() ? 0.0 : *most},
-      {"mfu_pct", mfu_percent(o, r)},
-      {"flops_per_token", r.flops_per_token},
+      {"mfu_pct", mfu_percent(o, tokens_per_second(o, r))},
+      {"flops_per_token", o.model.flops_per_token(o.sequence)},
       {"exposed_ms", median(r.exposed_ms)},
       {"communication_ms", median(r.communication_ms)},
       {"host_enqueue_us", median(r.enqueue_us)},

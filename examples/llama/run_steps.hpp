@@ -86,12 +86,11 @@ class Progress {
       return;
     }
     const double rate = static_cast<double>(o_.tokens_per_step()) * 1e3 / report.step_ms;
-    const double mfu = 100.0 * rate / static_cast<double>(o_.ranks) *
-                       o_.model.flops_per_token(o_.sequence) / 989e12;
     std::printf(
         "step %zu/%zu  loss %.4f  norm %.3f  %.0f tokens/s  %.1f %% MFU  exposed %.2f of "
         "%.2f ms\n",
-        step + 1, o_.steps, loss, report.norm, rate, mfu, report.exposed_ms, report.step_ms);
+        step + 1, o_.steps, loss, report.norm, rate, mfu_percent(o_, rate), report.exposed_ms,
+        report.step_ms);
     std::fflush(stdout);
   }
 

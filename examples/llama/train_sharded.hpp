@@ -92,8 +92,8 @@ class ShardedRun {
     shard_.set_learning_rate(learning_rate(o_, step));
     std::vector<Batches::Batch> batches;
     for (std::size_t m = 0; m < o_.accumulate; ++m) batches.push_back(batches_.fill(step, m));
-    if (!o_.graph) return work(step, batches);
-    if (step < 2) return work(step, batches);  // orders and kernels are known from the third on
+    // A graph from the third step on, when orders are expected and kernels loaded.
+    if (!o_.graph || step < 2) return work(step, batches);
     if (!graph_) {
       graph_.emplace(shard_, [&] { (void)work(step, batches); });
     }

@@ -1,9 +1,10 @@
 // Element-wise functions on the device: the function objects of exact/elementwise.hpp, four
-// elements a thread at a time, with 16-byte accesses to fp32 and 8-byte ones to halves.
+// elements a thread at a time, or eight where all arrays are of 16 bits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -14,8 +15,8 @@
 
 namespace tessera::detail {
 
-/// f over n elements. Any alignment of the arrays; the fast path wants 16 bytes for fp32, 8 for
-/// bf16.
+/// f over n elements. Any alignment of the arrays; the fast path wants that of as many elements as
+/// it loads at once.
 template <class F, class... Refs>
 TESSERA_CUDA_LAUNCHER void launch_elementwise(cudaStream_t stream, std::uint64_t n, const F& f,
                                               Refs... refs);
