@@ -4,10 +4,7 @@
 find_package(CUDAToolkit REQUIRED)
 find_path(DOCTEST_INCLUDE_DIR doctest/doctest.h HINTS ${PROJECT_SOURCE_DIR}/.gpu/include)
 mark_as_advanced(DOCTEST_INCLUDE_DIR)
-find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${TESSERA_NCCL_ROOT}/include)
-find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2
-             HINTS ${CUDAToolkit_LIBRARY_DIR} ${TESSERA_NCCL_ROOT}/lib)
-mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
+find_package(NCCL)
 
 add_executable(cuda_headers headers/umbrella.cu)
 target_link_libraries(cuda_headers PRIVATE tessera_development)
@@ -18,7 +15,7 @@ set_tests_properties(cuda_headers PROPERTIES TIMEOUT ${test_timeout} LABELS "che
 set(units "")
 foreach(header IN LISTS tessera_opt_in_headers)
   file(RELATIVE_PATH name ${tessera_include_dir} ${header})
-  if(NOT name MATCHES "^tessera/(cuda|nccl)" OR (name MATCHES "nccl" AND NOT NCCL_INCLUDE_DIR))
+  if(NOT name MATCHES "^tessera/(cuda|nccl)" OR (name MATCHES "nccl" AND NOT NCCL_FOUND))
     continue()
   endif()
   string(MAKE_C_IDENTIFIER ${name} identifier)
@@ -30,8 +27,8 @@ add_library(cuda_header_units OBJECT ${units})
 target_link_libraries(cuda_header_units PRIVATE tessera_development CUDA::cudart_static)
 target_compile_options(cuda_header_units PRIVATE -O0 -Wno-old-style-cast
                                                  -Wno-unused-function)
-if(NCCL_INCLUDE_DIR)
-  target_include_directories(cuda_header_units SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
+if(NCCL_FOUND)
+  target_link_libraries(cuda_header_units PRIVATE NCCL::nccl)
 endif()
 
 if(NOT DOCTEST_INCLUDE_DIR)
@@ -72,16 +69,13 @@ tessera_gpu_test(test_property_cuda property/property_test.cpp)
 set_tests_properties(test_property_cuda PROPERTIES ENVIRONMENT
                                                    "TESSERA_PROPERTY_CASES=1000;TESSERA_PROPERTY_SHRINK=20")
 
-if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+if(NCCL_FOUND)
   file(GLOB nccl_tests CONFIGURE_DEPENDS nccl/*_test.cu)
   if(nccl_tests)
     tessera_gpu_test(test_nccl ${nccl_tests})
-    target_include_directories(test_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
-    target_link_libraries(test_nccl PRIVATE ${NCCL_LIBRARY})
+    target_link_libraries(test_nccl PRIVATE NCCL::nccl)
     add_executable(launch_check nccl/launch_check.cu)
-    target_include_directories(launch_check SYSTEM PRIVATE ${NCCL_INCLUDE_DIR})
-    target_link_libraries(launch_check PRIVATE tessera_development CUDA::cudart_static
-                                               ${NCCL_LIBRARY})
+    target_link_libraries(launch_check PRIVATE tessera_development CUDA::cudart_static NCCL::nccl)
     add_test(NAME launch_check COMMAND launch_check)
     set_tests_properties(
       launch_check PROPERTIES TIMEOUT ${test_timeout} LABELS gpu SKIP_RETURN_CODE 77 ENVIRONMENT

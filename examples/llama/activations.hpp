@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "attention.hpp"
@@ -18,6 +20,29 @@ enum class Recompute : std::uint8_t {
   nothing,
   elementwise,  ///< the norms' and SwiGLU's outputs, in passes that backward makes anyway
   block,        ///< all but its input
+};
+
+/// Memory of others that a layer may use from its forward, or that before it, to the end of its
+/// backward; by layer, and empty where there is none.
+using LentMemory = std::vector<std::span<std::byte>>;
+
+/// Takes from what is lent as far as that goes, then from the arena.
+class LentFirst {
+ public:
+  LentFirst(DeviceArena& arena, std::span<std::byte> lent) : arena_(arena), lent_(lent) {}
+
+  template <class T>
+  T* take(std::size_t count) {
+    const std::size_t bytes = DeviceArena::rounded(count * sizeof(T));
+    if (bytes > lent_.size()) return arena_.take<T>(count);
+    T* const taken = reinterpret_cast<T*>(lent_.data());
+    lent_ = lent_.subspan(bytes);
+    return taken;
+  }
+
+ private:
+  DeviceArena& arena_;
+  std::span<std::byte> lent_;
 };
 
 /// What one layer keeps.
@@ -35,21 +60,22 @@ struct LayerActivations {
   T* ffn_normed = nullptr;        ///< [rows, dim]
   T* swiglu = nullptr;            ///< [rows, ff]
 
-  static LayerActivations carve(DeviceArena& arena, const Config& config,
-                                const AttentionShape& shape, Recompute recompute) {
+  template <class Arena>
+  static LayerActivations carve(Arena& arena, const Config& config, const AttentionShape& shape,
+                                Recompute recompute) {
     const std::size_t rows = shape.rows();
     LayerActivations a;
-    a.qkv = arena.take<T>(rows * config.qkv());
-    a.attended = arena.take<T>(rows * config.attention());
-    a.softmax = arena.take<float>(shape.statistics());
-    a.middle = arena.take<T>(rows * config.dim);
-    a.gate_up = arena.take<T>(rows * 2 * config.ff);
-    a.attention_rstd = arena.take<float>(rows);
-    a.ffn_rstd = arena.take<float>(rows);
+    a.qkv = arena.template take<T>(rows * config.qkv());
+    a.attended = arena.template take<T>(rows * config.attention());
+    a.softmax = arena.template take<float>(shape.statistics());
+    a.middle = arena.template take<T>(rows * config.dim);
+    a.gate_up = arena.template take<T>(rows * 2 * config.ff);
+    a.attention_rstd = arena.template take<float>(rows);
+    a.ffn_rstd = arena.template take<float>(rows);
     if (recompute != Recompute::nothing) return a;
-    a.attention_normed = arena.take<T>(rows * config.dim);
-    a.ffn_normed = arena.take<T>(rows * config.dim);
-    a.swiglu = arena.take<T>(rows * config.ff);
+    a.attention_normed = arena.template take<T>(rows * config.dim);
+    a.ffn_normed = arena.template take<T>(rows * config.dim);
+    a.swiglu = arena.template take<T>(rows * config.ff);
     return a;
   }
 };
@@ -84,13 +110,17 @@ struct Activations {
   void* attention_workspace = nullptr;
 
   static Activations carve(DeviceArena& arena, const Config& config, const AttentionShape& shape,
-                           std::size_t attention_bytes, std::vector<Recompute> recompute) {
+                           std::size_t attention_bytes, std::vector<Recompute> recompute,
+                           const LentMemory& lent) {
     const std::size_t rows = shape.rows();
     Activations a;
     a.recompute = std::move(recompute);
-    for (std::size_t l = 0; l <= config.layers; ++l) {
-      a.stream.push_back(arena.take<T>(rows * config.dim));
+    std::vector<LentFirst> of_layers;
+    for (std::size_t l = 0; l < config.layers; ++l) {
+      of_layers.emplace_back(arena, l < lent.size() ? lent[l] : std::span<std::byte>());
+      a.stream.push_back(of_layers[l].template take<T>(rows * config.dim));
     }
+    a.stream.push_back(arena.take<T>(rows * config.dim));
     a.gradient = arena.take<T>(rows * config.dim);
     a.head_normed = arena.take<T>(rows * config.dim);
     a.head_rstd = arena.take<float>(rows);
@@ -106,12 +136,13 @@ struct Activations {
     a.losses = arena.take<float>(rows);
     a.loss = arena.take<double>(1);
     std::optional<LayerActivations<T>> shared;
-    for (const Recompute of_layer : a.recompute) {
+    for (std::size_t l = 0; l < config.layers; ++l) {
+      const Recompute of_layer = a.recompute[l];
       if (of_layer == Recompute::block) {
         if (!shared) shared = LayerActivations<T>::carve(arena, config, shape, of_layer);
         a.layers.push_back(*shared);
       } else {
-        a.layers.push_back(LayerActivations<T>::carve(arena, config, shape, of_layer));
+        a.layers.push_back(LayerActivations<T>::carve(of_layers[l], config, shape, of_layer));
       }
     }
     const std::size_t mark = arena.mark();
@@ -127,12 +158,13 @@ struct Activations {
   }
 };
 
-/// Bytes of the activations under a choice for each layer.
+/// Bytes of the activations under a choice for each layer, beside what is lent.
 template <class T>
 std::size_t activation_bytes(const Config& config, const AttentionShape& shape,
-                             std::size_t attention_bytes, const std::vector<Recompute>& recompute) {
+                             std::size_t attention_bytes, const std::vector<Recompute>& recompute,
+                             const LentMemory& lent) {
   DeviceArena counted;
-  Activations<T>::carve(counted, config, shape, attention_bytes, recompute);
+  Activations<T>::carve(counted, config, shape, attention_bytes, recompute, lent);
   return counted.most_used();
 }
 
@@ -142,9 +174,12 @@ std::size_t activation_bytes(const Config& config, const AttentionShape& shape,
 /// much.
 template <class T>
 std::vector<Recompute> choose_recompute(const Config& config, const AttentionShape& shape,
-                                        std::size_t attention_bytes, std::size_t budget) {
+                                        std::size_t attention_bytes, const LentMemory& lent,
+                                        std::size_t budget) {
   std::vector<Recompute> choice(config.layers, Recompute::block);
-  const auto bytes = [&] { return activation_bytes<T>(config, shape, attention_bytes, choice); };
+  const auto bytes = [&] {
+    return activation_bytes<T>(config, shape, attention_bytes, choice, lent);
+  };
   if (bytes() > budget) return {};
   for (const Recompute better : {Recompute::elementwise, Recompute::nothing}) {
     for (std::size_t l = config.layers; l-- > 0;) {

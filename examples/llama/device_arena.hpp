@@ -30,11 +30,14 @@ class DeviceArena {
   template <class T>
   T* take(std::size_t count) {
     const std::size_t offset = used_;
-    used_ += (count * sizeof(T) + kStep - 1) / kStep * kStep;
+    used_ += rounded(count * sizeof(T));
     most_ = std::max(most_, used_);
     if (memory_ == nullptr) return nullptr;
     return reinterpret_cast<T*>(static_cast<std::byte*>(memory_) + offset);
   }
+
+  /// What an array of so many bytes takes.
+  static std::size_t rounded(std::size_t bytes) { return (bytes + kStep - 1) / kStep * kStep; }
 
   /// What is carved between a mark and going back to it shares its place with what follows.
   std::size_t mark() const { return used_; }

@@ -9,6 +9,7 @@
 TESSERA_CUDA_INSTANTIATE(tessera::AdamW)
 TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::LeanBf16)
 TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::SplitBf16)
+TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::SplitBf16Sum32)
 TESSERA_CUDA_INSTANTIATE_FOR(tessera::AdamW, llama::AllBf16)
 
 namespace tessera::detail {

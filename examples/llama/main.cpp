@@ -6,28 +6,55 @@
 #include "cuda_check.hpp"
 #include "input_error.hpp"
 #include "options.hpp"
+#include "ranks.hpp"
 #include "results.hpp"
+#include "spawn.hpp"
 #include "tokens.hpp"
 #include "train.hpp"
 
 namespace llama {
 namespace {
 
-void train(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
+void train(const Options& options, const TokenFile* file, Ranks* processes, Results& results,
+           Traces& traces) {
   if (options.plain) return train_plain(options, file, results);
   switch (options.precision) {
-    case PrecisionName::fp32: return train_fp32(options, file, results, traces);
-    case PrecisionName::bf16: return train_bf16(options, file, results, traces);
-    case PrecisionName::lean_bf16: return train_lean_bf16(options, file, results, traces);
-    case PrecisionName::split_bf16: return train_split_bf16(options, file, results, traces);
-    case PrecisionName::pure_bf16: return train_pure_bf16(options, file, results, traces);
+    case PrecisionName::fp32: return train_fp32(options, file, processes, results, traces);
+    case PrecisionName::bf16: return train_bf16(options, file, processes, results, traces);
+    case PrecisionName::lean_bf16:
+      return train_lean_bf16(options, file, processes, results, traces);
+    case PrecisionName::split_bf16:
+      return train_split_bf16(options, file, processes, results, traces);
+    case PrecisionName::split_bf16_sum32:
+      return train_split_bf16_sum32(options, file, processes, results, traces);
+    case PrecisionName::pure_bf16:
+      return train_pure_bf16(options, file, processes, results, traces);
   }
 }
 
-void run(const Options& options) {
+tessera::NcclOptions nccl_options(TransportName transport) {
+  tessera::NcclOptions options;
+  switch (transport) {
+    case TransportName::automatic: break;
+    case TransportName::peer: options.transport = tessera::NcclTransport::peer_copies; break;
+    case TransportName::windows:
+      options.symmetric_windows = true;
+      options.cta_policy = NCCL_CTA_POLICY_ZERO;
+      [[fallthrough]];
+    case TransportName::kernels: options.transport = tessera::NcclTransport::nccl; break;
+  }
+  return options;
+}
+
+void run(Options options) {
   int devices = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&devices); status != cudaSuccess) {
     throw InputError(std::string("there is no GPU to train on: ") + cudaGetErrorString(status));
+  }
+  std::optional<Ranks> processes;
+  if (options.processes) {
+    processes.emplace(tessera::Nccl::from_environment(nccl_options(options.transport)));
+    options.ranks = static_cast<std::size_t>(processes->size());
   }
   std::optional<TokenFile> file;
   if (!options.data.empty()) {
@@ -36,7 +63,8 @@ void run(const Options& options) {
   }
   Results results;
   Traces traces;
-  train(options, file ? &*file : nullptr, results, traces);
+  train(options, file ? &*file : nullptr, processes ? &*processes : nullptr, results, traces);
+  if (processes && processes->rank() != 0) return;
   print_summary(options, results);
   if (!options.json.empty()) write_json(options, results);
   if (!options.trace.empty() && !tessera::write_chrome_trace(options.trace, traces)) {
@@ -49,7 +77,17 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    if (const auto options = llama::parse_options(argc, argv)) llama::run(*options);
+    std::optional<llama::Options> options = llama::parse_options(argc, argv);
+    if (!options) return 0;
+    if (options->spawn > 0) {
+      if (const std::optional<int> ended = llama::spawn_ranks(options->spawn)) return *ended;
+    }
+    options->processes = tessera::Nccl::launched();
+    if (options->processes && options->ranks > 1) {
+      throw llama::InputError(
+          "--ranks are threads of one process, and a launcher started several.");
+    }
+    llama::run(*options);
     return 0;
   } catch (const llama::InputError& error) {
     std::fprintf(stderr, "llama: %s\n", error.what());

@@ -96,10 +96,16 @@ void check(const Options& o) {
                      ".");
   }
   if (o.graph && o.ranks > 1) {
-    throw InputError("--graph takes one rank: in-process ranks cannot be captured.");
+    throw InputError("--graph takes one rank, or processes: in-process ranks cannot be captured.");
   }
-  if (o.plain && (o.ranks > 1 || o.graph || o.digest || !o.trace.empty() || o.force_collectives ||
-                  o.precision != PrecisionName::bf16)) {
+  if (o.spawn > 0 && o.ranks > 1) {
+    throw InputError("--spawn and --ranks exclude each other.");
+  }
+  if (o.no_collectives && (o.graph || o.digest)) {
+    throw InputError("--no-collectives goes with neither --graph nor --digest.");
+  }
+  if (o.plain && (o.ranks > 1 || o.spawn > 0 || o.graph || o.digest || !o.trace.empty() ||
+                  o.force_collectives || o.precision != PrecisionName::bf16)) {
     throw InputError(
         "--plain is one rank with bf16 and fp32 masters, without --graph, --digest, --trace and "
         "--force-collectives.");
@@ -143,7 +149,21 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   app.add_option("--vocab", vocabulary, "tokens that there are (256 is enough for text)")
       ->check(whole(2, kMillion));
   app.add_flag("--tied", o.model.tied, "the head's weights are the embedding's");
-  app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 64));
+  app.add_option("--ranks", o.ranks, "in-process ranks, which take the GPUs in turn")
+      ->check(whole(1, 64));
+  app.add_option("--spawn", o.spawn,
+                 "processes to start, each with a GPU, over NCCL; torchrun and mpirun start them "
+                 "as well")
+      ->check(whole(1, 64));
+  add_choice<TransportName>(
+      app, "--transport",
+      {{"auto", TransportName::automatic},
+       {"kernels", TransportName::kernels},
+       {"windows", TransportName::windows},
+       {"peer", TransportName::peer}},
+      [&](TransportName t) { o.transport = t; },
+      "between processes: copies between the GPUs' memory (peer), NCCL's kernels, NCCL's copy "
+      "engines over symmetric windows, or what is measured to be best (default: auto)");
   add_choice<StrategyName>(
       app, "--strategy",
       {{"replicate", StrategyName::replicate},
@@ -157,11 +177,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
        {"bf16", PrecisionName::bf16},
        {"lean-bf16", PrecisionName::lean_bf16},
        {"split-bf16", PrecisionName::split_bf16},
+       {"split-bf16-sum32", PrecisionName::split_bf16_sum32},
        {"pure-bf16", PrecisionName::pure_bf16}},
       [&](PrecisionName p) { o.precision = p; },
       "bf16: fp32 masters, moments and reduced gradients (default); lean-bf16: reduced gradients "
-      "in "
-      "bf16; split-bf16: and each master in two halves; pure-bf16: bf16 alone");
+      "in bf16; split-bf16: and each master in two halves; split-bf16-sum32: such masters, reduced "
+      "gradients in fp32; pure-bf16: bf16 alone");
   app.add_option("--batch", o.batch, "sequences of a rank in a micro-step")->check(whole(1, 65535));
   app.add_option("--seq", o.sequence, "tokens in a sequence")->check(whole(1, kMillion));
   app.add_option("--accumulate", o.accumulate,
@@ -206,7 +227,16 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   app.add_flag("--force-collectives", o.force_collectives,
                "gather and reduce at one rank as several would");
   app.add_flag("--plain", o.plain, "without tessera, in buffers of its own: to compare with");
+  app.add_flag("--no-collectives", o.no_collectives,
+               "send nothing after the untimed steps: what compute alone takes");
+  app.add_flag("--sequential", o.sequential, "gather and reduce beside nothing");
   app.add_option("--prefetch-depth", o.prefetch_depth, "units gathered ahead")->check(whole(0, 64));
+  app.add_option("--reductions-in-flight", o.reductions_in_flight,
+                 "reductions that backward runs ahead of")
+      ->check(whole(0, 64));
+  app.add_option("--bucket-mib", o.bucket_mib,
+                 "of full buffers in one collective; 0: a collective a unit")
+      ->check(whole(0, 65536));
   app.add_option("--json", o.json, "write the results to this file")->check(not_empty());
   app.add_option("--trace", o.trace, "write a Chrome trace to this file")->check(not_empty());
   app.add_flag("--digest", o.digest, "hash parameters and moments at the end");

@@ -14,13 +14,25 @@ namespace llama {
 
 enum class StrategyName : std::uint8_t { replicate, zero2, zero3, zero3_keep };
 /// See precisions.hpp.
-enum class PrecisionName : std::uint8_t { fp32, bf16, lean_bf16, split_bf16, pure_bf16 };
+enum class PrecisionName : std::uint8_t {
+  fp32,
+  bf16,
+  lean_bf16,
+  split_bf16,
+  split_bf16_sum32,
+  pure_bf16
+};
+/// How bytes travel between processes.
+enum class TransportName : std::uint8_t { automatic, kernels, windows, peer };
 enum class Rate : std::uint8_t { constant, cosine };
 
 struct Options {
   Config model;
   std::string config = "tiny";
-  std::size_t ranks = 1;  ///< in-process ranks, which take the GPUs in turn
+  std::size_t ranks = 1;   ///< threads that take the GPUs in turn, or processes with one each
+  std::size_t spawn = 0;   ///< processes to start; 0: none
+  bool processes = false;  ///< ranks are processes, over NCCL
+  TransportName transport = TransportName::automatic;
   StrategyName strategy = StrategyName::zero3;
   PrecisionName precision = PrecisionName::bf16;
   std::size_t batch = 4;  ///< sequences of a rank in a micro-step
@@ -47,7 +59,11 @@ struct Options {
   bool graph = false;
   bool force_collectives = false;
   bool plain = false;
+  bool no_collectives = false;  ///< in the timed steps
+  bool sequential = false;      ///< nothing is in flight beside compute
   std::size_t prefetch_depth = 1;
+  std::size_t reductions_in_flight = 1;
+  std::size_t bucket_mib = 0;
 
   std::string json;
   std::string trace;

@@ -60,6 +60,7 @@ void print_summary(const Options& o, const Results& r) {
       mfu_percent(o, tokens_per_second(o, r)), median(r.exposed_ms), median(r.communication_ms),
       median(r.enqueue_us) / 1e3, gib(r.state_bytes), gib(r.planned_bytes), gib(r.activation_bytes),
       r.kept, r.elementwise, r.blocks, gib(r.device_bytes));
+  if (o.ranks > 1) std::printf("transport: %s\n", r.transport.c_str());
 }
 
 void write_json(const Options& o, const Results& r) {
@@ -112,7 +113,13 @@ void write_json(const Options& o, const Results& r) {
       {"device_bytes", r.device_bytes},
       {"layers_recomputing",
        {{"nothing", r.kept}, {"elementwise", r.elementwise}, {"block", r.blocks}}},
-      {"choices", r.choices}};
+      {"choices", r.choices},
+      {"transport", r.transport},
+      {"processes", o.processes},
+      {"no_collectives", o.no_collectives},
+      {"sequential", o.sequential},
+      {"bucket_mib", o.bucket_mib},
+      {"reductions_in_flight", o.reductions_in_flight}};
   if (o.digest) {
     all["params_digest"] = hexadecimal(r.parameters_digest);
     all["moments_digest"] = hexadecimal(r.moments_digest);

@@ -22,6 +22,7 @@ struct Results {
   std::size_t kept = 0, elementwise = 0, blocks = 0;  ///< layers by what they compute again
   std::uint64_t parameters_digest = 0, moments_digest = 0;
   std::vector<std::string> choices;
+  std::string transport;  ///< how bytes travelled between ranks
 };
 
 /// Counts the layers by what they compute again.

@@ -57,7 +57,7 @@ void allocate_activations(Transformer<T>& transformer, const Options& o, std::si
   int devices = 0;
   require(cudaGetDeviceCount(&devices), "counting devices");
   const auto on_each = static_cast<std::size_t>(devices);
-  const std::size_t sharing = (o.ranks + on_each - 1) / on_each;
+  const std::size_t sharing = o.processes ? 1 : (o.ranks + on_each - 1) / on_each;
   constexpr std::size_t kMargin = std::size_t{512} << 20;  // for what libraries load late
   std::size_t budget = free > kMargin ? (free - kMargin) / sharing : 0;
   if (o.activation_gib) budget = static_cast<std::size_t>(*o.activation_gib * 0x1p30);

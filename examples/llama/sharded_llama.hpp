@@ -67,6 +67,14 @@ class ShardedLlama {
     });
   }
 
+  /// Where each layer's activations may lie: in the memory of its reduced gradients, of which there
+  /// are none while it has activations. With one micro-step a step only.
+  LentMemory lent_memory() {
+    LentMemory lent;
+    for (const tessera::Unit layer : layers_) lent.push_back(model_.idle_memory(layer));
+    return lent;
+  }
+
   /// Forward and backward of the batch that was uploaded. `scale`: what each token's loss counts.
   void micro_step(Transformer<T>& transformer, float scale) {
     forward(transformer);

@@ -3,8 +3,9 @@
 
 namespace llama {
 
-void train_bf16(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
-  train_sharded<tessera::bf16, tessera::Bf16>(options, file, results, traces);
+void train_bf16(const Options& options, const TokenFile* file, Ranks* processes, Results& results,
+                Traces& traces) {
+  train_sharded<tessera::bf16, tessera::Bf16>(options, file, processes, results, traces);
 }
 
 }  // namespace llama

@@ -3,8 +3,9 @@
 
 namespace llama {
 
-void train_fp32(const Options& options, const TokenFile* file, Results& results, Traces& traces) {
-  train_sharded<float, tessera::Fp32>(options, file, results, traces);
+void train_fp32(const Options& options, const TokenFile* file, Ranks* processes, Results& results,
+                Traces& traces) {
+  train_sharded<float, tessera::Fp32>(options, file, processes, results, traces);
 }
 
 }  // namespace llama

@@ -4,9 +4,9 @@
 
 namespace llama {
 
-void train_lean_bf16(const Options& options, const TokenFile* file, Results& results,
-                     Traces& traces) {
-  train_sharded<tessera::bf16, LeanBf16>(options, file, results, traces);
+void train_lean_bf16(const Options& options, const TokenFile* file, Ranks* processes,
+                     Results& results, Traces& traces) {
+  train_sharded<tessera::bf16, LeanBf16>(options, file, processes, results, traces);
 }
 
 }  // namespace llama

@@ -1,4 +1,4 @@
-// A sharded run, for a policy: ranks are threads, which take the GPUs in turn.
+// A sharded run, for a policy: ranks are threads, which take the GPUs in turn, or processes.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@
 
 #include "batches.hpp"
 #include "options.hpp"
+#include "ranks.hpp"
 #include "results.hpp"
 #include "sharded_llama.hpp"
 
@@ -22,16 +23,17 @@ namespace llama {
 template <class T, class Strategy, class Precision>
 class ShardedRun {
  public:
-  using Model = tessera::Shard<Strategy, tessera::OnDevice, Precision, tessera::Cuda>;
+  using Model = tessera::Shard<Strategy, tessera::OnDevice, Precision, Devices>;
 
-  ShardedRun(const Options& options, const TokenFile* file, tessera::CudaInProcess ranks)
+  ShardedRun(const Options& options, const TokenFile* file, Ranks ranks)
       : o_(options),
+        ranks_(ranks),
         sums_(ranks.channel()),
         batches_(options, file, static_cast<std::size_t>(ranks.rank())),
         losses_(2),
         transformer_(options.model, options.batch, options.sequence, transformer_options(options),
                      cudaStreamPerThread),
-        shard_(tessera::Mesh<tessera::Cuda>(ranks), adamw(options), shard_options(options)),
+        shard_(tessera::Mesh<Devices>(ranks), adamw(options), shard_options(options)),
         model_(shard_, options.model) {
     shard_.materialize(model_.first_values(options.seed));
     // Ranks of one device divide what is left there: all have taken their state, and ask before
@@ -39,6 +41,9 @@ class ShardedRun {
     (void)sums_.exchange(0);
     const std::size_t free = free_bytes();
     (void)sums_.exchange(0);
+    if (options.accumulate == 1 && !options.no_collectives) {
+      transformer_.borrow(model_.lent_memory());
+    }
     allocate_activations(transformer_, options, free);
   }
 
@@ -66,11 +71,12 @@ class ShardedRun {
     own.activation_bytes = transformer_.bytes(transformer_.recompute());
     count_layers(own, transformer_.recompute());
     own.choices = transformer_.choices();
+    own.transport = shard_.transport();
     results = std::move(own);
   }
 
  private:
-  using Ticket = tessera::StepTicket<tessera::Cuda>;
+  using Ticket = tessera::StepTicket<Devices>;
 
   static tessera::AdamW adamw(const Options& o) {
     return {.learning_rate = static_cast<float>(o.learning_rate),
@@ -83,6 +89,9 @@ class ShardedRun {
     tessera::Options options;
     options.clip_norm = static_cast<float>(o.clip);
     options.prefetch_depth = static_cast<int>(o.prefetch_depth);
+    options.reductions_in_flight = static_cast<int>(o.reductions_in_flight);
+    options.bucket_bytes = std::uint64_t{o.bucket_mib} << 20;
+    if (o.sequential) options.schedule = tessera::Schedule::sequential;
     options.collectives_at_one_rank = o.force_collectives;
     options.trace = !o.trace.empty();
     return options;
@@ -90,6 +99,7 @@ class ShardedRun {
 
   Ticket enqueue(std::size_t step) {
     shard_.set_learning_rate(learning_rate(o_, step));
+    if (o_.no_collectives && step == o_.untimed) ranks_.fall_silent();
     std::vector<Batches::Batch> batches;
     for (std::size_t m = 0; m < o_.accumulate; ++m) batches.push_back(batches_.fill(step, m));
     // A graph from the third step on, when orders are expected and kernels loaded.
@@ -119,7 +129,8 @@ class ShardedRun {
   }
 
   const Options& o_;
-  tessera::CudaInProcess sums_;
+  Ranks ranks_;
+  Ranks sums_;
   Batches batches_;
   Pinned<double> losses_;
   Transformer<T> transformer_;
@@ -129,13 +140,19 @@ class ShardedRun {
 };
 
 template <class T, class Strategy, class Precision>
-void train_sharded(const Options& options, const TokenFile* file, Results& results,
-                   Traces& traces) {
+void train_sharded(const Options& options, const TokenFile* file, Ranks* processes,
+                   Results& results, Traces& traces) {
+  if (processes != nullptr) {
+    traces.resize(1);
+    ShardedRun<T, Strategy, Precision> run(options, file, *processes);
+    run.run(results, traces[0]);
+    return;
+  }
   traces.resize(options.ranks);
   tessera::run_cuda_ranks(
       static_cast<int>(options.ranks),
       [&](tessera::CudaInProcess ranks) {
-        ShardedRun<T, Strategy, Precision> run(options, file, ranks);
+        ShardedRun<T, Strategy, Precision> run(options, file, Ranks(ranks));
         run.run(results, traces[static_cast<std::size_t>(ranks.rank())]);
       },
       std::chrono::minutes(10));
@@ -143,19 +160,19 @@ void train_sharded(const Options& options, const TokenFile* file, Results& resul
 
 /// For each strategy of --strategy.
 template <class T, class Precision>
-void train_sharded(const Options& options, const TokenFile* file, Results& results,
-                   Traces& traces) {
+void train_sharded(const Options& options, const TokenFile* file, Ranks* processes,
+                   Results& results, Traces& traces) {
   using namespace tessera;
   switch (options.strategy) {
     case StrategyName::replicate:
-      return train_sharded<T, Replicate, Precision>(options, file, results, traces);
+      return train_sharded<T, Replicate, Precision>(options, file, processes, results, traces);
     case StrategyName::zero2:
-      return train_sharded<T, Zero2, Precision>(options, file, results, traces);
+      return train_sharded<T, Zero2, Precision>(options, file, processes, results, traces);
     case StrategyName::zero3:
-      return train_sharded<T, Zero3<>, Precision>(options, file, results, traces);
+      return train_sharded<T, Zero3<>, Precision>(options, file, processes, results, traces);
     case StrategyName::zero3_keep:
-      return train_sharded<T, Zero3<Reshard::after_backward>, Precision>(options, file, results,
-                                                                         traces);
+      return train_sharded<T, Zero3<Reshard::after_backward>, Precision>(options, file, processes,
+                                                                         results, traces);
   }
 }
 

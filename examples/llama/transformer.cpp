@@ -51,19 +51,19 @@ Transformer<T>::~Transformer() {
 
 template <class T>
 std::size_t Transformer<T>::bytes(const std::vector<Recompute>& recompute) const {
-  return activation_bytes<T>(config_, shape_, attention_.workspace_bytes(), recompute);
+  return activation_bytes<T>(config_, shape_, attention_.workspace_bytes(), recompute, lent_);
 }
 
 template <class T>
 std::vector<Recompute> Transformer<T>::choose(std::size_t budget) const {
-  return choose_recompute<T>(config_, shape_, attention_.workspace_bytes(), budget);
+  return choose_recompute<T>(config_, shape_, attention_.workspace_bytes(), lent_, budget);
 }
 
 template <class T>
 void Transformer<T>::allocate(std::vector<Recompute> recompute) {
   arena_ = DeviceArena(bytes(recompute));
   a_ = Activations<T>::carve(arena_, config_, shape_, attention_.workspace_bytes(),
-                             std::move(recompute));
+                             std::move(recompute), lent_);
   fill_rope_table(stream_, shape_.sequence, shape_.head_dim, config_.rope_theta, a_.cosines,
                   a_.sines);
   require(cudaMemsetAsync(a_.loss, 0, sizeof(double), stream_), "clearing the loss");

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "activations.hpp"
@@ -37,6 +38,8 @@ class Transformer {
   Transformer& operator=(const Transformer&) = delete;
 
   const AttentionShape& shape() const { return shape_; }
+  /// Before what follows: memory that activations may lie in beside their own.
+  void borrow(LentMemory lent) { lent_ = std::move(lent); }
   /// What activations take when each layer computes this again.
   std::size_t bytes(const std::vector<Recompute>& recompute) const;
   /// The least recomputation that takes at most `budget` bytes; empty if none does.
@@ -81,6 +84,7 @@ class Transformer {
   Attention<T> attention_;
   DeviceArena arena_;
   Activations<T> a_;
+  LentMemory lent_;
 };
 
 }  // namespace llama

@@ -259,6 +259,16 @@ class Shard {
     auto* data = reinterpret_cast<float*>(core_.states().address(state, record));
     return {{data, static_cast<std::size_t>(range.size())}, range.begin};
   }
+  /// This rank's memory for the unit's reduced gradients, which nothing uses from step() to the
+  /// close of the unit's first backward lease after it: the caller may keep there, on the compute
+  /// stream, what lives as long, such as the unit's own activations. What it writes replaces the
+  /// gradients that full() and local() would give. Empty where gradients are written there
+  /// directly, and for frozen units. At least 256 bytes aligned on devices.
+  std::span<std::byte> idle_memory(Unit unit) {
+    core_.require_materialized();
+    check_unit(unit);
+    return core_.context().idle_memory(unit.index);
+  }
   /// The unreduced gradient of a tensor whose unit was leased inside accumulate(), to be read or
   /// edited in place; it keeps its address until it is reduced. On CUDA it is device memory, to be
   /// read and edited on the compute stream.

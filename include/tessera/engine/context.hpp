@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,13 @@
 
 namespace tessera::engine {
 
+/// What a gather of a unit has to wait for on compute.
+enum class PendingUpdate : std::uint8_t {
+  none,
+  own,  ///< the unit's update
+  all,  ///< whatever was last noted of all units
+};
+
 /// One unit at run time.
 template <Runtime B>
 struct UnitState {
@@ -32,6 +40,8 @@ struct UnitState {
   int leases = 0;
   typename B::Event gathered;  ///< on the gather stream
   typename B::Event last_use;  ///< on compute: a gather into a persistent buffer waits for it
+  typename B::Event updated;   ///< on compute: the optimizer has changed the unit's piece
+  PendingUpdate pending_update = PendingUpdate::none;
 
   // Gradients.
   std::byte* gradients = nullptr;
@@ -106,6 +116,12 @@ struct Context {
   std::byte* reduced(std::uint32_t unit, std::uint32_t group) {
     return memory + map.units[unit].reduced + reduced_offset(layout(unit), group, policy);
   }
+  /// What of it is free between a step and the unit's next reduction.
+  std::span<std::byte> idle_memory(std::uint32_t unit) {
+    if (!facts[unit].trainable || facts[unit].gradients_in_place) return {};
+    const layout::UnitLayout& at = layout(unit);
+    return {memory + map.units[unit].reduced, reduced_offset(at, at.group_count, policy)};
+  }
   std::byte* moment(std::uint32_t unit, std::uint32_t group, int index) {
     const layout::UnitLayout& at = layout(unit);
     return memory + map.units[unit].moments + moment_offset(at, group, policy) +
@@ -156,21 +172,30 @@ struct Context {
     recorder.end(span);
   }
 
-  /// The pieces change on compute: recorded there, and waited for by gathers, once each time.
+  /// The unit's piece has changed on compute. Its next gather waits for that, and not for the
+  /// updates of the units behind it.
+  void note_update(std::uint32_t unit) {
+    backend.record(units[unit].updated, compute());
+    units[unit].pending_update = PendingUpdate::own;
+  }
+  /// The pieces of all units have.
   void note_update() {
     backend.record(updated, compute());
-    update_waited_for = false;
+    for (UnitState<B>& unit : units) unit.pending_update = PendingUpdate::all;
   }
   /// The user may change them on compute from here to the next gather.
-  void expect_edit() {
-    edit_expected = true;
-    update_waited_for = false;
+  void expect_edit() { edit_expected = true; }
+  void wait_for_update(std::uint32_t unit) {
+    if (std::exchange(edit_expected, false)) note_update();
+    switch (std::exchange(units[unit].pending_update, PendingUpdate::none)) {
+      case PendingUpdate::none: return;
+      case PendingUpdate::own: return backend.wait(gathering(), units[unit].updated);
+      case PendingUpdate::all: return backend.wait(gathering(), updated);
+    }
   }
-  void wait_for_update() {
-    if (update_waited_for) return;
-    if (std::exchange(edit_expected, false)) backend.record(updated, compute());
-    backend.wait(gathering(), updated);
-    update_waited_for = true;
+  /// What is recorded from here on needs waits of its own.
+  void forget_update_waits() {
+    for (UnitState<B>& unit : units) unit.pending_update = PendingUpdate::all;
   }
 
   /// Blocks the caller, for no longer than the communicator's time-out where it watches streams: a
@@ -225,8 +250,7 @@ struct Context {
   // Declared ahead of the backend: streams may still touch events while the backend ends.
   EventPool<B> events;
   std::vector<UnitState<B>> units;
-  typename B::Event updated;  ///< on compute: the optimizer has changed the pieces
-  bool update_waited_for = false;
+  typename B::Event updated;  ///< on compute: all pieces are what they are
   bool edit_expected = false;
 
   B backend;

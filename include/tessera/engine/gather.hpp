@@ -57,7 +57,7 @@ class Gathering {
     }
     if (issued_.empty()) return;
     c_.note_use();
-    c_.wait_for_update();
+    for (std::uint32_t u : issued_) c_.wait_for_update(u);
     launch();
     for (std::uint32_t u : issued_) c_.backend.record(c_.units[u].gathered, c_.gathering());
     issued_.clear();

@@ -176,8 +176,8 @@ class Stepping {
       if (included_[u] == 0) continue;
       for (const GroupRanges& group : c_.tables.groups[u]) update(u, group, memory);
       gathering_.reshard(u);  // the other ranks' pieces are stale
+      c_.note_update(u);      // the next forward's gather of it need not wait for the others
     }
-    c_.note_update();
     c_.recorder.end(span);
   }
 

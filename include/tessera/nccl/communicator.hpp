@@ -22,11 +22,14 @@
 #include "tessera/cuda/stream.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/bf16.hpp"
+#include "tessera/nccl/environment.hpp"
+#include "tessera/nccl/exchange.hpp"
 #include "tessera/nccl/group.hpp"
 #include "tessera/nccl/launch.hpp"
 #include "tessera/nccl/open.hpp"
 #include "tessera/nccl/options.hpp"
 #include "tessera/nccl/state.hpp"
+#include "tessera/nccl/transport.hpp"
 #include "tessera/nccl/windows.hpp"
 
 namespace tessera {
@@ -42,8 +45,9 @@ namespace tessera {
 /// abort() reaches this rank's communicators: the group, its channels and its splits. It ends
 /// kernels that wait for a peer, and calls in progress on other threads. It does not reach
 /// - the other ranks, whose own abort or time-out ends their waits;
-/// - collectives by copy engines (NcclOptions::cta_policy ZERO), which wait by memory operations of
-///   the stream: with a peer that is dead, only the end of the process ends them;
+/// - NCCL's collectives by copy engines (NcclOptions::cta_policy ZERO), which wait by memory
+///   operations of the stream: with a peer that is dead, only the end of the process ends them (the
+///   waits of NcclTransport::peer_copies end with the abort);
 /// - a communicator that was adopted: it is left to its owner, and refused from then on.
 /// Nothing watches the streams: a wait for one by cudaStreamSynchronize has no time-out, one by
 /// synchronize() has. Graphs that were captured with a communicator's collectives have to be
@@ -57,11 +61,15 @@ class Nccl {
   Nccl() : Nccl(detail::open_alone({})) {}
 
   /// The group that a launcher started: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT,
-  /// as torchrun sets them; without WORLD_SIZE, one rank. Makes the rank's device current.
-  /// Collective.
+  /// as torchrun sets them, or what mpirun of Open MPI or MPICH sets, with MASTER_ADDR and
+  /// MASTER_PORT where the ranks are on several hosts; without, one rank. Makes the rank's device
+  /// current. Collective.
   static Nccl from_environment(const NcclOptions& options = {}) {
     return Nccl(detail::open_from_environment(options));
   }
+
+  /// Whether a launcher started this process as one of several.
+  static bool launched() { return detail::read_launch_environment().size > 1; }
 
   /// The ranks that share an id, which one of them has from ncclGetUniqueId. Collective.
   static Nccl from_unique_id(const ncclUniqueId& id, int rank, int size,
@@ -91,12 +99,12 @@ class Nccl {
 
   /// A further order of collectives over the same ranks, on a communicator of its own. Collective:
   /// every rank makes its channels in the same order.
-  Nccl channel() { return Nccl(detail::open_child(state_, 0, rank(), "making a channel")); }
+  Nccl channel() { return Nccl(detail::open_child(state_, 0, rank(), "making a channel", true)); }
 
   /// The ranks with the same color, 0 or more, form a new group, ordered by (key, rank).
   /// Collective.
   Nccl split(int color, int key = 0) {
-    return Nccl(detail::open_child(state_, color, key, "splitting the group"));
+    return Nccl(detail::open_child(state_, color, key, "splitting the group", false));
   }
 
   void all_gather(CudaStream& stream, CollectiveTag tag, std::span<const GatherSegment> segments) {
@@ -104,6 +112,14 @@ class Nccl {
     for (const GatherSegment& segment : segments) bytes += segment.bytes;
     require_stream(stream, tag);
     run(stream, [&] {
+      const detail::PeerRange* const peers = detail::peer_range(*state_, segments);
+      if (peers != nullptr && may_copy(stream)) {
+        copy(stream, tag, bytes, *peers, [&](const detail::PeerCollective& to) {
+          detail::gather_by_copies(to, place(stream), segments);
+        });
+        state_->count(tag.kind, bytes);
+        return;
+      }
       enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
         for (const GatherSegment& segment : segments) {
           if (!group || !detail::is_contiguous(segment)) copy_own_piece(place, segment);
@@ -136,13 +152,20 @@ class Nccl {
     run(stream, [&] {
       state_->has_reduced = true;
       detail::ReduceScratch parts(scratch, rank(), size(), state_->uses_nccl());
-      enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
-        for (const ReduceSegment& segment : segments) {
-          if (group) add_exchange(*group, place, segment, parts);
-          parts.pass(segment);
-        }
-      });
-      parts.rewind();
+      const detail::PeerRange* const peers = detail::peer_range(*state_, segments, scratch);
+      if (peers != nullptr && may_copy(stream)) {
+        copy(stream, tag, bytes, *peers, [&](const detail::PeerCollective& to) {
+          detail::exchange_by_copies(to, segments, scratch);
+        });
+      } else {
+        enqueue(stream, tag, bytes, [&](const detail::NcclPlace& place, detail::NcclGroup* group) {
+          for (const ReduceSegment& segment : segments) {
+            if (group) add_exchange(*group, place, segment, parts);
+            parts.pass(segment);
+          }
+        });
+        parts.rewind();
+      }
       for (const ReduceSegment& segment : segments) {
         if (segment.elements != 0) {
           if (segment.dtype == DType::f32) {
@@ -175,6 +198,9 @@ class Nccl {
       state_->count_received(tag.kind, rank() == root ? 0 : bytes);
     });
   }
+
+  /// A number of each rank's, in rank order, such as a loss. Collective, blocking the caller.
+  std::vector<double> exchange(double mine) { return detail::exchange_numbers(*state_, mine); }
 
   /// Of the collectives that have been enqueued on this handle: whether they have completed, only
   /// the stream knows. One rank by itself counts nothing, unless it is made to use NCCL.
@@ -222,10 +248,13 @@ class Nccl {
   bool register_memory(void* base, std::uint64_t bytes) {
     return detail::register_window(*state_, base, bytes);
   }
-  /// Memory in such a window; null where there is none: transport_note says why. Collective.
-  void* allocate(std::uint64_t bytes) { return detail::allocate_window(*state_, bytes); }
+  /// Memory for the plan, as NcclOptions::transport asks: that the other ranks may copy to, or in a
+  /// window; null where any memory will do, and transport_note says why. Every rank asks for as
+  /// many bytes, and uses the same offsets for the same things. Blocking and collective, as release
+  /// is: it may not be freed while others have it open.
+  void* allocate(std::uint64_t bytes) { return detail::allocate_for_transport(*state_, bytes); }
   /// Gives it back. No collective on it may be under way.
-  void release(void* memory) { detail::release_window(*state_, memory); }
+  void release(void* memory) { detail::release_for_transport(*state_, memory); }
   /// A sentence or two on how this channel's bytes travel, and why not otherwise.
   std::string transport_note() const { return detail::describe_transport(*state_); }
 
@@ -304,6 +333,23 @@ class Nccl {
     const ncclResult_t result = group.end();
     state_->finish(lock, result, tag, group.call());
     state_->detour.leave(stream.handle);
+  }
+
+  /// An abort reaches the waits of streams that mean the same on every thread.
+  static bool may_copy(const CudaStream& stream) {
+    return !detail::NcclDetour::is_needed(stream.handle);
+  }
+  template <class Issue>
+  void copy(const CudaStream& stream, CollectiveTag tag, std::uint64_t bytes,
+            const detail::PeerRange& range, Issue&& issue) {
+    {
+      const detail::NcclState::Lock lock(state_->mutex);
+      state_->require_usable(tag);
+      if (bytes == 0) return;
+      state_->check_async(tag);
+    }
+    state_->peers->note(stream.handle);
+    issue(detail::PeerCollective(state_->peers->flags(), range, state_->channel, stream.handle));
   }
 
   template <class T, class O>

@@ -1,4 +1,4 @@
-// What a launcher such as torchrun says about this process, read from the environment.
+// What a launcher, torchrun or mpirun, says about this process, read from the environment.
 #pragma once
 
 #include <charconv>
@@ -41,28 +41,59 @@ inline int read_environment_number(const char* name, std::string_view value, int
   return number;
 }
 
+/// What a launcher calls a process's place. The first whose `size` is set is taken.
+struct LauncherNames {
+  const char* size;
+  const char* rank;
+  const char* local_rank;
+  const char* local_size;
+  const char* launcher;
+};
+inline constexpr LauncherNames kLaunchers[] = {
+    {"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "torchrun"},
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "mpirun of Open MPI"},
+    {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpirun of MPICH"},
+};
+
+/// What sets one run apart from others that meet at the same port.
+inline constexpr const char* kRunNames[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+                                            "PMIX_NAMESPACE",      "OMPI_MCA_ess_base_jobid",
+                                            "SLURM_JOB_ID",        "SLURM_STEP_ID"};
+
+/// Where ranks of one host meet when nothing says where.
+inline constexpr int kDefaultPort = 29500;
+
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT through `get(name)`, which gives
-/// a string or null. Without WORLD_SIZE there is one rank.
+/// a string or null; or what mpirun of Open MPI or MPICH calls them, under which MASTER_ADDR may be
+/// missing where all ranks are on this host. Without any of the sizes there is one rank.
 template <class Get>
 LaunchEnvironment read_launch_environment(Get&& get) {
   const auto text = [&](const char* name) -> std::string_view {
     const char* value = get(name);
     return value ? std::string_view(value) : std::string_view();
   };
+  const LauncherNames* names = &kLaunchers[0];
+  for (const LauncherNames& each : kLaunchers) {
+    if (text(each.size).empty()) continue;
+    names = &each;
+    break;
+  }
+  const bool by_mpi = names != &kLaunchers[0];
   const auto required = [&](const char* name, int size) {
     const std::string_view value = text(name);
     if (value.empty()) {
-      fail("tessera: WORLD_SIZE is ", size, ", but the environment variable ", name,
+      fail("tessera: ", names->size, " is ", size, ", but the environment variable ", name,
            " is not set: start every process through a launcher that sets it, such as torchrun");
     }
     return value;
   };
   constexpr int kMost = std::numeric_limits<int>::max();
   LaunchEnvironment found;
-  const std::string_view size = text("WORLD_SIZE"), rank = text("RANK");
-  const std::string_view local_rank = text("LOCAL_RANK");
+  const std::string_view size = text(names->size), rank = text(names->rank);
+  const std::string_view local_rank = text(names->local_rank);
   if (!local_rank.empty()) {
-    found.local_rank = read_environment_number("LOCAL_RANK", local_rank, 0, kMost);
+    found.local_rank = read_environment_number(names->local_rank, local_rank, 0, kMost);
   }
   if (size.empty()) {
     if (!rank.empty() && read_environment_number("RANK", rank, 0, kMost) != 0) {
@@ -70,21 +101,33 @@ LaunchEnvironment read_launch_environment(Get&& get) {
     }
     return found;
   }
-  found.size = read_environment_number("WORLD_SIZE", size, 1, kMost);
+  found.size = read_environment_number(names->size, size, 1, kMost);
   if (found.size > 1 || !rank.empty()) {
-    found.rank = read_environment_number("RANK", required("RANK", found.size), 0, kMost);
+    found.rank = read_environment_number(names->rank, required(names->rank, found.size), 0, kMost);
   }
   if (found.rank >= found.size) {
-    fail("tessera: the environment variable RANK is ", found.rank, ", but WORLD_SIZE is ",
-         found.size, ": ranks count from 0 to ", found.size - 1);
+    fail("tessera: the environment variable ", names->rank, " is ", found.rank, ", but ",
+         names->size, " is ", found.size, ": ranks count from 0 to ", found.size - 1);
   }
   if (found.size == 1) return found;
-  required("LOCAL_RANK", found.size);
-  found.address = std::string(required("MASTER_ADDR", found.size));
-  found.port =
-      read_environment_number("MASTER_PORT", required("MASTER_PORT", found.size), 1, 65535);
+  required(names->local_rank, found.size);
+  const std::string_view local_size = text(names->local_size);
+  const bool one_host =
+      by_mpi && !local_size.empty() &&
+      read_environment_number(names->local_size, local_size, 1, kMost) == found.size;
+  if (one_host && text("MASTER_ADDR").empty()) {
+    found.address = "127.0.0.1";
+  } else {
+    found.address = std::string(required("MASTER_ADDR", found.size));
+  }
+  if (by_mpi && text("MASTER_PORT").empty()) {
+    found.port = kDefaultPort;
+  } else {
+    found.port =
+        read_environment_number("MASTER_PORT", required("MASTER_PORT", found.size), 1, 65535);
+  }
   found.job = 0xcbf29ce484222325;  // FNV-1a
-  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}) {
+  for (const char* name : kRunNames) {
     for (const char letter : text(name)) {
       found.job = (found.job ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
     }

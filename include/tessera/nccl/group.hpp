@@ -120,6 +120,8 @@ class ReduceScratch {
     used_ += part_bytes(segment) * static_cast<std::uint64_t>(parts_);
   }
   void rewind() { used_ = 0; }
+  /// Bytes of the segments passed.
+  std::uint64_t used() const { return used_; }
 
  private:
   static std::uint64_t part_bytes(const ReduceSegment& segment) {

@@ -63,6 +63,16 @@ inline std::shared_ptr<NcclState> open_alone(const NcclOptions& options) {
   return state;
 }
 
+/// A channel's place in the memory that the group's ranks open to each other; a group's own where
+/// there is no parent. Channels have numbers, and flags, as far as they go: those beyond do
+/// without.
+inline void open_peers(NcclState& state, const NcclState* parent) {
+  state.peers = parent ? parent->peers : std::make_shared<PeerMemory>();
+  if (!state.peers) return;
+  const int channel = state.peers->add_channel();
+  state.channel = channel < PeerRange::kChannels ? channel : -1;
+}
+
 /// Collective over the ranks that have the id.
 inline std::shared_ptr<NcclState> open_group(const ncclUniqueId& id, int rank, int size,
                                              const NcclOptions& options) {
@@ -87,6 +97,7 @@ inline std::shared_ptr<NcclState> open_group(const ncclUniqueId& id, int rank, i
     throw CommunicatorError(rank, "", "making the group", problem);
   });
   state->ready = true;
+  open_peers(*state, nullptr);
   return state;
 }
 
@@ -109,14 +120,15 @@ inline std::shared_ptr<NcclState> open_adopted(ncclComm_t comm, const NcclOption
   if (result == ncclSuccess) result = ncclCommCuDevice(comm, &state->device);
   if (result != ncclSuccess) throw_problem(state->describe(result, "ncclCommUserRank"));
   lock.unlock();
+  open_peers(*state, nullptr);
   state->family->add(state);
   return state;
 }
 
-/// A communicator of the ranks that give the same color, ordered by (key, rank). Collective over
-/// `parent`.
+/// A communicator of the ranks that give the same color, ordered by (key, rank); a channel's are
+/// all of the parent's, in their order. Collective over `parent`.
 inline std::shared_ptr<NcclState> open_child(const std::shared_ptr<NcclState>& parent, int color,
-                                             int key, const char* what) {
+                                             int key, const char* what, bool is_channel) {
   const auto throw_problem = [&](std::string_view problem) {
     throw CommunicatorError(parent->rank, "", what, problem);
   };
@@ -145,6 +157,7 @@ inline std::shared_ptr<NcclState> open_child(const std::shared_ptr<NcclState>& p
     if (result == ncclSuccess) result = ncclCommCount(child->comm, &child->size);
     if (result != ncclSuccess) throw_problem(child->describe(result, "ncclCommUserRank"));
     child->ready = true;
+    open_peers(*child, is_channel ? parent.get() : nullptr);
   }
   if (!parent->family->add(child)) throw_problem(parent->family->reason());
   return child;

@@ -4,11 +4,27 @@
 #include <nccl.h>
 
 #include <chrono>
+#include <cstdint>
 
 #include "tessera/comm/timeout.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera {
+
+/// How the bytes of a plan's collectives travel. Nccl::transport_note, and Shard::transport, say
+/// which it was.
+enum class NcclTransport : std::uint8_t {
+  /// peer_copies where the ranks can, unless a gather that is timed at start-up takes more
+  /// than 1.25
+  /// times as long as NCCL's; else nccl.
+  automatic,
+  /// As NCCL sends them: kernels, or what cta_policy and symmetric_windows ask for.
+  nccl,
+  /// Copies between memory that the ranks have opened to each other: copy engines move gathers and
+  /// gradients and leave the multiprocessors alone. Ranks on one host whose GPUs are all peers;
+  /// Error otherwise. Of the collectives whose memory is the plan's; others go by NCCL.
+  peer_copies,
+};
 
 /// Options of an Nccl group; channels and splits inherit them.
 struct NcclOptions {
@@ -26,6 +42,7 @@ struct NcclOptions {
   /// NCCL starts for each group of calls otherwise. It gives up the time-out inside such a call,
   /// and an abort from another thread that meets one there frees what the call may still read.
   bool blocking_channels = false;
+  NcclTransport transport = NcclTransport::automatic;
   /// NCCL_CTA_POLICY_DEFAULT, _EFFICIENCY or _ZERO. ZERO asks for copy engines in place of kernels,
   /// and gets them for all-gathers whose two buffers lie in symmetric windows of ranks that are
   /// all peers on one host.

@@ -18,10 +18,12 @@
 #include "tessera/error.hpp"
 #include "tessera/nccl/detour.hpp"
 #include "tessera/nccl/options.hpp"
+#include "tessera/nccl/peer_memory.hpp"
 
 namespace tessera::detail {
 
 struct NcclState;
+class NumberExchange;
 
 /// This rank's communicators that come from one another: a group, its channels, its splits.
 class NcclFamily {
@@ -61,7 +63,11 @@ struct NcclState {
   std::shared_ptr<NcclFamily> family = std::make_shared<NcclFamily>();
   std::vector<ncclWindow_t> windows;
   bool has_reduced = false;
-  std::string note;  ///< of register_memory
+  std::string note;                   ///< of register_memory
+  std::string chosen;                 ///< why the transport is what it is; empty, or ends in "; "
+  std::shared_ptr<PeerMemory> peers;  ///< the group's and its channels'
+  std::shared_ptr<NumberExchange> numbers;
+  int channel = -1;  ///< its number among them; negative: none
   NcclDetour detour;
   std::mutex counts_mutex;
   CollectiveCounts counts;
@@ -210,6 +216,10 @@ inline void NcclFamily::abort(const std::string& why) {
   ncclGroupEnd();
   for (const auto& member : members) {
     if (member->owned) member->comm = nullptr;
+  }
+  locks.clear();
+  for (const auto& member : members) {
+    if (member->peers) member->peers->release_waits(std::chrono::seconds(5));
   }
 }
 

@@ -101,9 +101,8 @@ inline void release_window(NcclState& state, void* memory) {
   (void)ncclMemFree(memory);
 }
 
-/// See Nccl::transport_note.
-inline std::string describe_transport(const NcclState& state) {
-  if (!state.uses_nccl()) return "one rank: nothing is sent.";
+/// How NCCL's own all-gathers travel.
+inline std::string describe_nccl(const NcclState& state) {
   const bool asked = state.options.cta_policy == NCCL_CTA_POLICY_ZERO;
   const std::string why = state.note.empty() ? "no memory was registered" : state.note;
   std::string text;

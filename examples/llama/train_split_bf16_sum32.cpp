@@ -1,0 +1,12 @@
+#include "precisions.hpp"
+#include "train.hpp"
+#include "train_sharded.hpp"
+
+namespace llama {
+
+void train_split_bf16_sum32(const Options& options, const TokenFile* file, Ranks* processes,
+                            Results& results, Traces& traces) {
+  train_sharded<tessera::bf16, SplitBf16Sum32>(options, file, processes, results, traces);
+}
+
+}  // namespace llama
