@@ -11,13 +11,27 @@ std::size_t row_threads(std::size_t dim) {
   return std::min<std::size_t>(256, divided_up(dim / kPack, kWarp) * kWarp);
 }
 
+// A thread copies of several rows, all of which are under way before the first is waited for.
+constexpr int kForwardRows = 4;
+
 template <class T>
-__global__ void forward_kernel(std::size_t dim, const std::int32_t* tokens, const T* table,
-                               T* out) {
-  const std::size_t row = blockIdx.x;
-  const T* const from = table + static_cast<std::size_t>(tokens[row]) * dim;
-  for (std::size_t at = threadIdx.x * kPack; at < dim; at += blockDim.x * kPack) {
-    Pack<T>::load(from + at).store(out + row * dim + at);
+__global__ void __launch_bounds__(256, 8)
+    forward_kernel(std::size_t rows, std::size_t dim, const std::int32_t* tokens, const T* table,
+                   T* out) {
+  constexpr std::size_t kStep = sizeof(uint4) / sizeof(T);
+  const std::size_t first = std::size_t{blockIdx.x} * kForwardRows;
+  for (std::size_t at = threadIdx.x * kStep; at < dim; at += blockDim.x * kStep) {
+    uint4 values[kForwardRows];
+#pragma unroll
+    for (int i = 0; i < kForwardRows; ++i) {
+      const std::size_t row = first + i < rows ? first + i : first;
+      const T* const from = table + static_cast<std::size_t>(tokens[row]) * dim + at;
+      values[i] = *reinterpret_cast<const uint4*>(from);
+    }
+#pragma unroll
+    for (int i = 0; i < kForwardRows; ++i) {
+      if (first + i < rows) *reinterpret_cast<uint4*>(out + (first + i) * dim + at) = values[i];
+    }
   }
 }
 
@@ -73,8 +87,8 @@ void TokenSort::sort(cudaStream_t stream, std::size_t rows, const std::int32_t* 
 template <class T>
 void embedding_forward(cudaStream_t stream, std::size_t rows, std::size_t dim,
                        const std::int32_t* tokens, const T* table, T* out) {
-  launch("embedding_forward", stream, forward_kernel<T>, rows, row_threads(dim), dim, tokens, table,
-         out);
+  launch("embedding_forward", stream, forward_kernel<T>, divided_up(rows, kForwardRows),
+         row_threads(dim), rows, dim, tokens, table, out);
 }
 
 template <class T>

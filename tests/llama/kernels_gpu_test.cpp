@@ -1,8 +1,11 @@
 // Each kernel of examples/llama against the reference in double, fp32 and bf16, odd sizes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "attention.hpp"
@@ -27,8 +30,10 @@ std::vector<std::int32_t> signed_tokens(const ref::Tokens& from) {
 
 TEST_CASE_TEMPLATE("rms_norm: output, input gradient with and without a residual, weight gradient",
                    T, float, bf16) {
-  for (const std::size_t dim : {8u, 24u, 264u, 2048u, 4104u}) {
-    for (const std::size_t rows : {1u, 7u, 1200u}) {
+  // Widths at and beyond what one, two and four warps take; so many rows that blocks take several.
+  for (const std::size_t dim : {8u, 24u, 264u, 1032u, 2048u, 2056u, 4104u, 8192u}) {
+    const std::size_t many = dim <= 1032 ? 2500 : dim <= 2056 ? 1200 : 600;
+    for (const std::size_t rows : {std::size_t{1}, std::size_t{7}, many}) {
       CAPTURE(dim);
       CAPTURE(rows);
       const Input<T> x(rows * dim, 1, 2.0), weight(dim, 2), out_gradient(rows * dim, 3),
@@ -110,11 +115,16 @@ TEST_CASE_TEMPLATE("swiglu: output, gradient in place, and the output again", T,
 
 TEST_CASE_TEMPLATE("cross entropy: losses, gradients in place, targets that count nothing", T,
                    float, bf16) {
-  for (const std::size_t vocabulary : {37u, 256u, 8200u, 128256u}) {
+  // Rows that are read twice, and those that a multiprocessor holds: with nothing in registers,
+  // with a little, as much as there is room for, more, and the vocabulary of Llama 3.
+  for (const std::size_t vocabulary :
+       {37u, 256u, 8200u, 32776u, 57352u, 65536u, 65544u, 114696u, 128256u, 131072u, 131080u}) {
     const std::size_t rows = 5;
     CAPTURE(vocabulary);
     const Input<T> logits(rows * vocabulary, 1, 3.0);
-    const ref::Tokens targets = ref::random_tokens(rows, 2, vocabulary);
+    ref::Tokens targets = ref::random_tokens(rows, 2, vocabulary);
+    targets[0] = static_cast<std::uint32_t>(vocabulary - 1);
+    targets[1] = 0;
     std::vector<std::int32_t> some = signed_tokens(targets);
     some[3] = -1;
     const Device<std::int32_t> on_device(some);
@@ -141,10 +151,46 @@ TEST_CASE_TEMPLATE("cross entropy: losses, gradients in place, targets that coun
   }
 }
 
+TEST_CASE_TEMPLATE("cross entropy: a row's bits are the same wherever it is", T, float, bf16) {
+  const std::size_t vocabulary = std::is_same_v<T, float> ? 57352 : 114696;
+  const std::size_t few = 7;  // blocks take every 132nd row on an H200, which is another of these
+  const std::size_t rows = 600;
+  const Input<T> logits(few * vocabulary, 1, 3.0);
+  const ref::Tokens tokens = ref::random_tokens(few, 2, vocabulary);
+  std::vector<std::int32_t> targets = signed_tokens(tokens);
+  targets[4] = -1;
+  std::vector<T> repeated(rows * vocabulary);
+  std::vector<std::int32_t> repeated_targets(rows);
+  const std::vector<T> values = logits.device.host();
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto from = values.begin() + static_cast<std::ptrdiff_t>(row % few * vocabulary);
+    std::copy_n(from, vocabulary, repeated.begin() + static_cast<std::ptrdiff_t>(row * vocabulary));
+    repeated_targets[row] = targets[row % few];
+  }
+  const Device<T> many(repeated);
+  const Device<std::int32_t> few_targets(targets), many_targets(repeated_targets);
+  const Device<float> few_losses(few), many_losses(rows);
+  llama::cross_entropy(kStream, few, vocabulary, few_targets.data(), 0.5f, logits.device.data(),
+                       few_losses.data());
+  llama::cross_entropy(kStream, rows, vocabulary, many_targets.data(), 0.5f, many.data(),
+                       many_losses.data());
+  const std::vector<T> expected = logits.device.host(), got = many.host();
+  const std::vector<float> expected_losses = few_losses.host(), losses = many_losses.host();
+  std::size_t different = 0;
+  for (std::size_t row = 0; row < rows; ++row) {
+    different += losses[row] == expected_losses[row % few] ? 0 : 1;
+    different += std::memcmp(got.data() + row * vocabulary,
+                             expected.data() + row % few * vocabulary, vocabulary * sizeof(T)) == 0
+                     ? 0
+                     : 1;
+  }
+  CHECK(different == 0);
+}
+
 TEST_CASE_TEMPLATE("embedding: rows, and their gradients in a table written or added to", T, float,
                    bf16) {
   for (const std::size_t dim : {8u, 264u, 4096u}) {
-    const std::size_t rows = 301, vocabulary = 50;
+    const std::size_t rows = dim == 264 ? 3 : 301, vocabulary = 50;
     const Input<T> table(vocabulary * dim, 1), gradient(rows * dim, 2), before(vocabulary * dim, 3);
     const ref::Tokens tokens = ref::random_tokens(rows, 4, 40);  // the last ten never occur
     const Device<std::int32_t> on_device(signed_tokens(tokens)), sorted(rows), order(rows),
