@@ -405,6 +405,44 @@ TEST_CASE("what a launcher says") {
   CHECK(read(kGood).job == four.job);
 }
 
+TEST_CASE("mpirun's environment: Open MPI's and MPICH's names, one host without an address") {
+  const Environment open_mpi{{"OMPI_COMM_WORLD_RANK", "2"},
+                             {"OMPI_COMM_WORLD_SIZE", "4"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                             {"PMIX_NAMESPACE", "job1"}};
+  const LaunchEnvironment here = read(open_mpi);
+  CHECK(here.rank == 2);
+  CHECK(here.size == 4);
+  CHECK(here.local_rank == 2);
+  CHECK(here.address == "127.0.0.1");
+  CHECK(here.port == 29500);
+  Environment other = open_mpi;
+  other["PMIX_NAMESPACE"] = "job2";
+  CHECK(read(other).job != here.job);
+  other["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  CHECK(contains(refusal(other), "OMPI_COMM_WORLD_SIZE is 4, but the environment variable "
+                                 "MASTER_ADDR is not set"));
+  other["MASTER_ADDR"] = "node7";
+  other["MASTER_PORT"] = "1234";
+  CHECK(read(other).address == "node7");
+  CHECK(read(other).port == 1234);
+  const LaunchEnvironment mpich = read({{"PMI_RANK", "1"},
+                                        {"PMI_SIZE", "2"},
+                                        {"MPI_LOCALRANKID", "1"},
+                                        {"MPI_LOCALNRANKS", "2"}});
+  CHECK(mpich.rank == 1);
+  CHECK(mpich.size == 2);
+  CHECK(mpich.local_rank == 1);
+  // A launcher's own names count before those of an MPI around it.
+  Environment both = kGood;
+  both.insert(open_mpi.begin(), open_mpi.end());
+  CHECK(read(both).size == 8);
+  Environment late = open_mpi;
+  late["OMPI_COMM_WORLD_RANK"] = "4";
+  CHECK(contains(refusal(late), "OMPI_COMM_WORLD_RANK is 4, but OMPI_COMM_WORLD_SIZE is 4"));
+}
+
 TEST_CASE("an environment that is wrong ends in one sentence") {
   CHECK(contains(refusal(with("RANK", "8")),
                  "RANK is 8, but WORLD_SIZE is 8: ranks count from 0 to 7"));

@@ -113,7 +113,8 @@ void check_one_rank() {
 }
 
 template <class Strategy>
-void check_ranks(int world, const ts::Options& options, bool windows = false) {
+void check_ranks(int world, const ts::Options& options, const NcclOptions& nccl = {},
+                 const char* transport = "", bool graph = false) {
   const Digests wanted = in_process<Strategy>(world, options);
   const ncclUniqueId id = ts::detail::make_unique_id();
   std::vector<Digests> got(static_cast<std::size_t>(world));
@@ -124,12 +125,17 @@ void check_ranks(int world, const ts::Options& options, bool windows = false) {
       const auto i = static_cast<std::size_t>(r);
       try {
         must(cudaSetDevice(r), "cudaSetDevice");
-        NcclOptions nccl;
-        nccl.timeout = 60s;
-        nccl.symmetric_windows = windows;
-        if (windows) nccl.cta_policy = NCCL_CTA_POLICY_ZERO;
-        const Nccl ranks = Nccl::from_unique_id(id, r, world, nccl);
-        got[i] = train<Strategy>(ts::Mesh<ts::CudaNccl>(ranks), options);
+        NcclOptions patient = nccl;
+        patient.timeout = 60s;
+        const Nccl ranks = Nccl::from_unique_id(id, r, world, patient);
+        Net<Strategy, ts::CudaNccl> net(ts::Mesh<ts::CudaNccl>(ranks), options);
+        CHECK(contains(net.model.transport(), transport));
+        for (int step = 0; step < (graph ? 2 : 5); ++step) CHECK(!net.step().get().skipped);
+        if (graph) {
+          ts::StepGraph recorded(net.model, [&] { (void)net.step(); });
+          for (int step = 0; step < 3; ++step) CHECK(!recorded.replay().get().skipped);
+        }
+        got[i] = net.digests();
       } catch (const std::exception& error) {
         thrown[i] = error.what();
       }
@@ -154,13 +160,34 @@ TEST_CASE("a rank a device: the bits of in-process ranks, by strategy, bucket an
   const int world = std::min(device_count(), 8);
   ts::Options options;
   options.clip_norm = 3;
+  NcclOptions kernels, windows, copies;
+  kernels.transport = windows.transport = ts::NcclTransport::nccl;
+  windows.symmetric_windows = true;
+  windows.cta_policy = NCCL_CTA_POLICY_ZERO;
+  copies.transport = ts::NcclTransport::peer_copies;
   for (std::uint64_t bucket : {std::uint64_t{0}, std::uint64_t{7000}, std::uint64_t{1} << 30}) {
     options.bucket_bytes = bucket;
     options.prefetch_depth = bucket == 0 ? 2 : 1;
     check_ranks<ts::Zero3<>>(world, options);
-    check_ranks<ts::Zero2>(world, options);
-    check_ranks<ts::Zero1>(world, options);
-    check_ranks<ts::Replicate>(world, options);
-    check_ranks<ts::Zero3<>>(world, options, true);
+    for (const NcclOptions* nccl : {&kernels, &copies}) {
+      check_ranks<ts::Zero3<>>(world, options, *nccl);
+      check_ranks<ts::Zero2>(world, options, *nccl);
+      check_ranks<ts::Zero1>(world, options, *nccl);
+      check_ranks<ts::Replicate>(world, options, *nccl);
+    }
+    check_ranks<ts::Zero3<>>(world, options, windows);
   }
+}
+
+TEST_CASE("copies between ranks are what is said to be used, and are replayed") {
+  if (!have_devices(2)) return;
+  ts::Options options;
+  options.clip_norm = 3;
+  NcclOptions nccl;
+  nccl.transport = ts::NcclTransport::nccl;
+  check_ranks<ts::Zero3<>>(2, options, nccl, "All-gathers by kernels");
+  nccl.transport = ts::NcclTransport::peer_copies;
+  check_ranks<ts::Zero3<>>(2, options, nccl, "by copy engines");
+  check_ranks<ts::Zero3<>>(2, options, nccl, "by copy engines", true);
+  check_ranks<ts::Zero2>(2, options, nccl, "by copy engines", true);
 }
