@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
 namespace llama {
 
@@ -26,6 +27,17 @@ inline std::size_t write_document_starts(std::span<const std::int32_t> tokens, s
   std::fill(starts.begin() + static_cast<std::ptrdiff_t>(count), starts.end(),
             static_cast<std::int32_t>(tokens.size()));
   return count;
+}
+
+/// The starts of a batch whose sequences are a document each, among `documents` places and one.
+inline std::vector<std::int32_t> whole_sequences(std::size_t batch, std::size_t sequence,
+                                                 std::size_t documents) {
+  if (documents < batch) throw std::invalid_argument("every sequence is a document at the least");
+  std::vector<std::int32_t> starts;
+  for (std::size_t i = 0; i <= documents; ++i) {
+    starts.push_back(static_cast<std::int32_t>(std::min(i, batch) * sequence));
+  }
+  return starts;
 }
 
 /// The most documents that `sequence` neighbours of `count` tokens are of; token(i) is the i-th.

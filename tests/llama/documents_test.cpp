@@ -109,6 +109,13 @@ TEST_CASE("llama documents: starts of a batch") {
   }
 }
 
+TEST_CASE("llama documents: whole sequences are those of a batch without ends") {
+  const std::vector<std::int32_t> none(12, 1);
+  CHECK(llama::whole_sequences(3, 4, 5) == starts_of(none, 4, 5, 3));
+  CHECK(llama::whole_sequences(3, 4, 3) == starts_of(none, 4, 3, 3));
+  CHECK_THROWS_AS((void)llama::whole_sequences(3, 4, 2), std::invalid_argument);
+}
+
 TEST_CASE("llama documents: the most of any sequence") {
   const std::vector<std::int32_t> tokens{1, 7, 1, 7, 7, 1, 1, 1, 7, 7};
   const auto most = [&](std::size_t sequence) {
