@@ -329,8 +329,8 @@ struct FusedAttention::Graphs {
                        .set_causal_mask(true)
                        .set_deterministic_algorithm(deterministic);
     if (documents()) {
-      // The rows that there are together bound the workspace, instead of documents times the
-      // longest. What is added up in a fixed order takes the square of that nevertheless.
+      // The workspace is for the rows that there are, not for documents as long as sequences; but
+      // in a fixed order cuDNN adds up in a square of a sequence for each document and head.
       options.set_padding_mask(true)
           .set_seq_len_q(in.q_lengths)
           .set_seq_len_kv(in.kv_lengths)

@@ -5,11 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "attention.hpp"
 #include "device_values.hpp"
+#include "documents.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
 #include "reference.hpp"
@@ -216,37 +223,40 @@ TEST_CASE_TEMPLATE("embedding: rows, and their gradients in a table written or a
   }
 }
 
-TEST_CASE_TEMPLATE("products: forward, with an addend, both gradients, added or written", T, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("products: forward, with an addend, both gradients, added or written; odd sizes",
+                   T, float, bf16) {
   using llama::Product;
-  const llama::LinearShape s{96, 136, 72};
-  const ref::LinearShape shape{s.rows, s.in, s.out};
-  const Input<T> x(s.rows * s.in, 1), w(s.in * s.out, 2), y(s.rows * s.out, 3),
-      before(s.in * s.out, 4);
-  llama::Matmuls products(
-      kStream, std::is_same_v<T, float> ? llama::MatmulElement::f32 : llama::MatmulElement::bf16);
-  if (std::is_same_v<T, bf16>) {
-    products.tune({{Product::forward, s}, {Product::weight_add, s}}, {true, 96, 0.01, {}});
+  for (const llama::LinearShape& s :
+       {llama::LinearShape{96, 136, 72}, {97, 31, 45}, {37, 8, 129}, {1, 3, 5}}) {
+    CAPTURE(s.rows);
+    const ref::LinearShape shape{s.rows, s.in, s.out};
+    const Input<T> x(s.rows * s.in, 1), w(s.in * s.out, 2), y(s.rows * s.out, 3),
+        before(s.in * s.out, 4);
+    llama::Matmuls products(
+        kStream, std::is_same_v<T, float> ? llama::MatmulElement::f32 : llama::MatmulElement::bf16);
+    if (std::is_same_v<T, bf16>) {
+      products.tune({{Product::forward, s}, {Product::weight_add, s}}, {true, 96, 0.01, {}});
+    }
+    const Device<T> out(s.rows * s.out), of_x(s.rows * s.in), of_w(s.in * s.out);
+    Doubles expected(s.rows * s.out);
+    ref::add_linear(shape, x.values.data(), w.values.data(), expected.data());
+    products.run(Product::forward, s, x.device.data(), w.device.data(), out.data());
+    CHECK(error(out.doubles(), expected) < tolerance<T>());
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += y.values[i];
+    products.run(Product::forward_add, s, x.device.data(), w.device.data(), out.data(),
+                 y.device.data());
+    CHECK(error(out.doubles(), expected) < tolerance<T>());
+    Doubles gradient(s.rows * s.in), of_weight(s.in * s.out), added = before.values;
+    ref::add_linear_input_gradient(shape, y.values.data(), w.values.data(), gradient.data());
+    ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), of_weight.data());
+    ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), added.data());
+    products.run(Product::input_gradient, s, y.device.data(), w.device.data(), of_x.data());
+    CHECK(error(of_x.doubles(), gradient) < tolerance<T>());
+    products.run(Product::weight_gradient, s, y.device.data(), x.device.data(), of_w.data());
+    CHECK(error(of_w.doubles(), of_weight) < tolerance<T>());
+    products.run(Product::weight_add, s, y.device.data(), x.device.data(), before.device.data());
+    CHECK(error(before.device.doubles(), added) < tolerance<T>());
   }
-  const Device<T> out(s.rows * s.out), of_x(s.rows * s.in), of_w(s.in * s.out);
-  Doubles expected(s.rows * s.out);
-  ref::add_linear(shape, x.values.data(), w.values.data(), expected.data());
-  products.run(Product::forward, s, x.device.data(), w.device.data(), out.data());
-  CHECK(error(out.doubles(), expected) < tolerance<T>());
-  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += y.values[i];
-  products.run(Product::forward_add, s, x.device.data(), w.device.data(), out.data(),
-               y.device.data());
-  CHECK(error(out.doubles(), expected) < tolerance<T>());
-  Doubles gradient(s.rows * s.in), of_weight(s.in * s.out), added = before.values;
-  ref::add_linear_input_gradient(shape, y.values.data(), w.values.data(), gradient.data());
-  ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), of_weight.data());
-  ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), added.data());
-  products.run(Product::input_gradient, s, y.device.data(), w.device.data(), of_x.data());
-  CHECK(error(of_x.doubles(), gradient) < tolerance<T>());
-  products.run(Product::weight_gradient, s, y.device.data(), x.device.data(), of_w.data());
-  CHECK(error(of_w.doubles(), of_weight) < tolerance<T>());
-  products.run(Product::weight_add, s, y.device.data(), x.device.data(), before.device.data());
-  CHECK(error(before.device.doubles(), added) < tolerance<T>());
 }
 
 TEST_CASE_TEMPLATE("attention: output, statistics and gradients; grouped and not", T, float, bf16) {
@@ -277,4 +287,137 @@ TEST_CASE_TEMPLATE("attention: output, statistics and gradients; grouped and not
       }
     }
   }
+}
+
+namespace {
+
+/// On the device, with rows of NaN behind, which nothing may see.
+template <class T>
+Device<T> with_tail(const Doubles& values, std::size_t more) {
+  std::vector<T> all;
+  for (const double value : values) all.push_back(narrow<T>(value));
+  all.resize(values.size() + more, narrow<T>(std::numeric_limits<double>::quiet_NaN()));
+  return Device<T>(all);
+}
+
+Doubles first_of(Doubles values, std::size_t count) {
+  values.resize(count);
+  return values;
+}
+
+/// As the reference has them, [batch, heads, sequence], of [rows, heads].
+Doubles by_heads(const ref::AttentionShape& s, const Doubles& by_rows) {
+  Doubles all(by_rows.size());
+  for (std::size_t row = 0; row < s.rows(); ++row) {
+    for (std::size_t head = 0; head < s.heads; ++head) {
+      all[(row / s.seq * s.heads + head) * s.seq + row % s.seq] = by_rows[row * s.heads + head];
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("attention within documents: one plan for any borders, nothing else touched", T,
+                   float, bf16) {
+  constexpr std::size_t kSequence = 200;
+  constexpr std::size_t kRows = 2 * kSequence;
+  constexpr std::uint32_t kEnd = 1;
+  const auto ended = [](std::initializer_list<std::size_t> at) {
+    ref::Tokens tokens(kRows);
+    for (const std::size_t i : at) tokens[i] = kEnd;
+    return tokens;
+  };
+  const ref::Tokens borders[] = {ended({}),
+                                 ended({199}),
+                                 ended({63, 127, 191, 263}),
+                                 ended({0, 1, 64, 130, 131, 197, 198, 200, 328, 398, 399}),
+                                 ref::random_tokens(kRows, 5, 20),
+                                 ref::Tokens(kRows, kEnd)};
+  for (const std::size_t kv_heads : {2u, 6u}) {
+    for (const std::size_t head_dim : {64u, 128u}) {
+      for (const bool deterministic : {false, true}) {
+        CAPTURE(kv_heads);
+        CAPTURE(head_dim);
+        CAPTURE(deterministic);
+        ref::AttentionShape shape{2, kSequence, 6, kv_heads, head_dim};
+        const Input<T> qkv(shape.rows() * shape.packed(), 1),
+            upper(shape.rows() * shape.width(), 2);
+        const std::size_t tail = 130;
+        const Device<T> in = with_tail<T>(qkv.values, tail * shape.packed());
+        const Device<T> out_gradient = with_tail<T>(upper.values, tail * shape.width());
+        // As many as there are where every token ends one.
+        llama::Attention<T> attention(kStream, {2, kSequence, 6, kv_heads, head_dim, kRows},
+                                      deterministic);
+        if (!deterministic) attention.tune();
+        const Device<unsigned char> workspace(attention.workspace_bytes() + 1);
+        const auto check = [&] {
+          const std::vector<T> ones((kRows + tail) * shape.packed(), narrow<T>(1.0));
+          const Device<T> out(ones), gradient(ones);
+          const Device<float> statistics(shape.heads * shape.rows());
+          attention.forward(in.data(), out.data(), statistics.data(), workspace.data());
+          attention.backward(in.data(), out.data(), statistics.data(), out_gradient.data(),
+                             gradient.data(), workspace.data());
+          Doubles expected(shape.rows() * shape.width()), sums(shape.heads * shape.rows()),
+              of_qkv(shape.rows() * shape.packed());
+          ref::attention_forward(shape, qkv.values.data(), expected.data(), sums.data());
+          ref::attention_backward(shape, qkv.values.data(), upper.values.data(), of_qkv.data());
+          const double allowed = 3 * tolerance<T>();
+          const Doubles got_sums = statistics.doubles();
+          CHECK(error(first_of(out.doubles(), expected.size()), expected) < allowed);
+          CHECK(error(std::is_same_v<T, bf16> ? by_heads(shape, got_sums) : got_sums, sums) <
+                allowed);
+          CHECK(error(first_of(gradient.doubles(), of_qkv.size()), of_qkv) < 2 * allowed);
+          for (const auto& [array, used] :
+               {std::pair(&out, expected.size()), std::pair(&gradient, of_qkv.size())}) {
+            const Doubles all = array->doubles();
+            CHECK(std::all_of(all.begin() + static_cast<std::ptrdiff_t>(used), all.end(),
+                              [](double value) { return value == 1.0; }));
+          }
+        };
+        check();  // before any are set, sequences are whole
+        for (const ref::Tokens& tokens : borders) {
+          const std::vector<std::size_t> first_rows =
+              ref::document_of_rows(tokens, kSequence, kEnd);
+          const std::vector<std::int32_t> same = signed_tokens(tokens);
+          std::vector<std::int32_t> starts(kRows + 1);
+          const std::size_t count = llama::write_document_starts(
+              same, kSequence, static_cast<std::int32_t>(kEnd), starts);
+          CAPTURE(count);
+          attention.set_documents(starts.data());
+          shape.documents = first_rows.data();
+          check();
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("attention of one token is its value", T, float, bf16) {
+  const ref::AttentionShape shape{3, 1, 6, 2, 64};
+  const Input<T> qkv(shape.rows() * shape.packed(), 1), upper(shape.rows() * shape.width(), 2);
+  std::unique_ptr<llama::Attention<T>> attention;
+  try {
+    attention =
+        std::make_unique<llama::Attention<T>>(kStream, llama::AttentionShape{3, 1, 6, 2, 64}, true);
+  } catch (const std::runtime_error& error) {
+    // cuDNN's release notes have it that there is no backward of a single key.
+    MESSAGE(error.what());
+    REQUIRE(std::is_same_v<T, bf16>);
+    CHECK(std::string_view(error.what()).starts_with("cuDNN: attention"));
+    return;
+  }
+  const Device<unsigned char> workspace(attention->workspace_bytes() + 1);
+  const Device<T> out(shape.rows() * shape.width()), gradient(shape.rows() * shape.packed());
+  const Device<float> statistics(shape.heads * shape.rows());
+  attention->forward(qkv.device.data(), out.data(), statistics.data(), workspace.data());
+  attention->backward(qkv.device.data(), out.data(), statistics.data(), upper.device.data(),
+                      gradient.data(), workspace.data());
+  Doubles expected(shape.rows() * shape.width()), sums(shape.heads * shape.rows()),
+      of_qkv(shape.rows() * shape.packed());
+  ref::attention_forward(shape, qkv.values.data(), expected.data(), sums.data());
+  ref::attention_backward(shape, qkv.values.data(), upper.values.data(), of_qkv.data());
+  CHECK(error(out.doubles(), expected) < tolerance<T>());
+  CHECK(error(statistics.doubles(), sums) < 3 * tolerance<T>());
+  CHECK(error(gradient.doubles(), of_qkv) < 6 * tolerance<T>());
 }
