@@ -179,6 +179,10 @@ struct FusedAttention::Graphs {
   Graphs(cudaStream_t on, const AttentionShape& of, bool fixed)
       : stream(on), shape(of), deterministic(fixed) {
     require(cudnnSetStream(handle, stream), "choosing the stream");
+    // Its release notes (9.18) have no backward of a single key, and advise against a causal mask
+    // over a single query.
+    if (shape.sequence < 2)
+      throw std::invalid_argument("cuDNN's attention is for 2 tokens or more");
     if (documents()) {
       make_for_documents();
     } else {
@@ -205,11 +209,25 @@ struct FusedAttention::Graphs {
                        ": it cannot keep attention within documents here; use --precision fp32, or "
                        "no --documents.");
     }
+    require_room();
     DeviceArena counted;
     DocumentBounds::carve(counted, shape.documents);
     arena = DeviceArena(counted.most_used());
     bounds = DocumentBounds::carve(arena, shape.documents);
     set_documents(whole_sequences(shape.batch, shape.sequence, shape.documents).data());
+  }
+  // In a fixed order cuDNN adds up in a square of a sequence for each document and head.
+  void require_room() const {
+    std::size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total), "asking for free memory");
+    const std::size_t needed = backward.workspace();
+    if (!deterministic || needed <= total) return;
+    char message[200];
+    std::snprintf(message, sizeof message,
+                  "attention's deterministic backward takes %.0f GiB for up to %zu documents of "
+                  "sequences of %zu: use a smaller --seq, no --documents, or no --deterministic.",
+                  static_cast<double>(needed) / 0x1p30, shape.documents, shape.sequence);
+    throw InputError(message);
   }
   void set_documents(const std::int32_t* starts) const {
     require(cudaMemcpyAsync(bounds.starts, starts, (shape.documents + 1) * sizeof(std::int32_t),
@@ -329,8 +347,7 @@ struct FusedAttention::Graphs {
                        .set_causal_mask(true)
                        .set_deterministic_algorithm(deterministic);
     if (documents()) {
-      // The workspace is for the rows that there are, not for documents as long as sequences; but
-      // in a fixed order cuDNN adds up in a square of a sequence for each document and head.
+      // The workspace is for the rows that there are, not for documents as long as sequences.
       options.set_padding_mask(true)
           .set_seq_len_q(in.q_lengths)
           .set_seq_len_kv(in.kv_lengths)

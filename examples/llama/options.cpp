@@ -116,6 +116,9 @@ void check(const Options& o) {
   if (o.precision == PrecisionName::fp32 && (o.sequence > 6000 || c.head_dim() > 256)) {
     throw InputError("--precision fp32 takes --seq up to 6000 and heads of up to 256.");
   }
+  if (o.precision != PrecisionName::fp32 && o.sequence < 2) {
+    throw InputError("--seq 1 is for --precision fp32: cuDNN's attention takes 2 tokens or more.");
+  }
   if (o.documents != o.document_token.has_value()) {
     throw InputError("--documents and --document-token need each other.");
   }
