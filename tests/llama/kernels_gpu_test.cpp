@@ -1,6 +1,7 @@
 // Each kernel of examples/llama against the reference in double, fp32 and bf16, odd sizes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
