@@ -88,7 +88,7 @@ endif()
 # The Llama of examples/llama against tests/llama's reference.
 if(TARGET llama_model)
   file(GLOB llama_gpu_tests CONFIGURE_DEPENDS llama/*_gpu_test.cpp)
-  tessera_gpu_test(test_llama_cuda ${llama_gpu_tests})
+  tessera_gpu_test(test_llama_cuda ${llama_gpu_tests} ${PROJECT_SOURCE_DIR}/examples/llama/tokens.cpp)
   target_link_libraries(test_llama_cuda PRIVATE llama_model)
 endif()
 

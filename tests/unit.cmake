@@ -38,6 +38,11 @@ function(tessera_find_gpt result)
   add_library(gpt_needs ALIAS gpt_headers)
 endfunction()
 
+function(tessera_find_llama result)
+  add_library(llama_needs INTERFACE)
+  target_include_directories(llama_needs INTERFACE ${PROJECT_SOURCE_DIR}/examples/llama)
+endfunction()
+
 function(tessera_find_torch result)
   find_path(TORCH_INCLUDE_DIR torch/csrc/api/include/torch/torch.h)
   set(libraries "")

@@ -10,6 +10,8 @@
 
 #include "attention.hpp"
 #include "cuda_check.hpp"
+#include "documents.hpp"
+#include "input_error.hpp"
 #include "kernels.hpp"
 
 namespace llama {
@@ -19,7 +21,25 @@ namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 using Pointers = std::unordered_map<std::int64_t, void*>;
 
-enum Uid : std::int64_t { kQ = 1, kK, kV, kO, kStatistics, kDo, kDq, kDk, kDv };
+enum Uid : std::int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kO,
+  kStatistics,
+  kDo,
+  kDq,
+  kDk,
+  kDv,
+  // With documents only:
+  kQOffsets,
+  kKOffsets,
+  kVOffsets,
+  kOOffsets,
+  kStatisticsOffsets,
+  kQLengths,
+  kKvLengths,
+};
 
 void require(fe::error_t error, const char* what) {
   if (error.is_good()) return;
@@ -118,6 +138,26 @@ struct Direction {
   }
 };
 
+/// Documents as cuDNN takes them: the batch is theirs instead of the sequences', its tensors have
+/// offsets in elements instead of strides between its entries, and each has its length.
+struct DocumentBounds {
+  std::int32_t* starts = nullptr;   ///< [documents + 1], in rows
+  std::int32_t* lengths = nullptr;  ///< [documents]
+  std::int64_t* qkv = nullptr;      ///< [documents + 1], as are these
+  std::int64_t* out = nullptr;
+  std::int64_t* statistics = nullptr;
+
+  static DocumentBounds carve(DeviceArena& arena, std::size_t documents) {
+    DocumentBounds bounds;
+    bounds.starts = arena.take<std::int32_t>(documents + 1);
+    bounds.lengths = arena.take<std::int32_t>(documents);
+    bounds.qkv = arena.take<std::int64_t>(documents + 1);
+    bounds.out = arena.take<std::int64_t>(documents + 1);
+    bounds.statistics = arena.take<std::int64_t>(documents + 1);
+    return bounds;
+  }
+};
+
 }  // namespace
 
 struct FusedAttention::Graphs {
@@ -133,56 +173,160 @@ struct FusedAttention::Graphs {
   } owner;
   cudnnHandle_t handle = owner.value;
   Direction forward, backward;
+  DeviceArena arena;
+  DocumentBounds bounds;
 
   Graphs(cudaStream_t on, const AttentionShape& of, bool fixed)
       : stream(on), shape(of), deterministic(fixed) {
     require(cudnnSetStream(handle, stream), "choosing the stream");
-    make_forward();
-    make_backward();
+    // Its release notes (9.18) have no backward of a single key, and advise against a causal mask
+    // over a single query.
+    if (shape.sequence < 2)
+      throw std::invalid_argument("cuDNN's attention is for 2 tokens or more");
+    if (documents()) {
+      make_for_documents();
+    } else {
+      make_forward();
+      make_backward();
+    }
   }
+  bool documents() const { return shape.documents > 0; }
+  std::size_t batch() const { return documents() ? shape.documents : shape.batch; }
+
+  void make_for_documents() {
+    // Before 9.6 its backward takes no grouped queries here, and memory as if every document were
+    // as long as a sequence.
+    if (cudnnGetVersion() < 90600) {
+      throw InputError("attention within documents needs cuDNN 9.6 or later, and this is " +
+                       std::to_string(cudnnGetVersion()) +
+                       ": use --precision fp32, or no --documents.");
+    }
+    try {
+      make_forward();
+      make_backward();
+    } catch (const std::runtime_error& error) {
+      throw InputError(std::string(error.what()) +
+                       ": it cannot keep attention within documents here; use --precision fp32, or "
+                       "no --documents.");
+    }
+    require_room();
+    DeviceArena counted;
+    DocumentBounds::carve(counted, shape.documents);
+    arena = DeviceArena(counted.most_used());
+    bounds = DocumentBounds::carve(arena, shape.documents);
+    set_documents(whole_sequences(shape.batch, shape.sequence, shape.documents).data());
+  }
+  // In a fixed order cuDNN adds up in a square of a sequence for each document and head.
+  void require_room() const {
+    std::size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total), "asking for free memory");
+    const std::size_t needed = backward.workspace();
+    if (!deterministic || needed <= total) return;
+    char message[200];
+    std::snprintf(message, sizeof message,
+                  "attention's deterministic backward takes %.0f GiB for up to %zu documents of "
+                  "sequences of %zu: use a smaller --seq, no --documents, or no --deterministic.",
+                  static_cast<double>(needed) / 0x1p30, shape.documents, shape.sequence);
+    throw InputError(message);
+  }
+  void set_documents(const std::int32_t* starts) const {
+    require(cudaMemcpyAsync(bounds.starts, starts, (shape.documents + 1) * sizeof(std::int32_t),
+                            cudaMemcpyHostToDevice, stream),
+            "uploading documents");
+    document_bounds(stream, shape.documents, bounds.starts, {bounds.qkv, number(shape.stride())},
+                    {bounds.out, number(shape.heads * shape.head_dim)},
+                    {bounds.statistics, number(shape.heads)}, bounds.lengths);
+  }
+
   std::int64_t number(std::size_t value) const { return static_cast<std::int64_t>(value); }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape.head_dim)); }
 
   // [batch, heads, sequence, head_dim] of rows that are `stride` apart.
   Tensor tensor(fe::graph::Graph& graph, const char* name, Uid uid, std::size_t heads,
-                std::size_t stride) const {
+                std::size_t stride, const Tensor& offsets) const {
     return graph.tensor(fe::graph::Tensor_attributes()
                             .set_name(name)
                             .set_uid(uid)
                             .set_dim(dims(heads))
-                            .set_stride(strides(stride)));
+                            .set_stride(strides(stride))
+                            .set_ragged_offset(offsets));
+  }
+  // Null where sequences are not divided.
+  Tensor per_document(fe::graph::Graph& graph, const char* name, Uid uid, std::size_t count,
+                      fe::DataType_t type) const {
+    if (!documents()) return nullptr;
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name(name)
+                            .set_uid(uid)
+                            .set_dim({number(count), 1, 1, 1})
+                            .set_stride({1, 1, 1, 1})
+                            .set_data_type(type));
+  }
+  Tensor offsets(fe::graph::Graph& graph, const char* name, Uid uid) const {
+    return per_document(graph, name, uid, batch() + 1, fe::DataType_t::INT64);
+  }
+  Tensor lengths(fe::graph::Graph& graph, const char* name, Uid uid) const {
+    return per_document(graph, name, uid, batch(), fe::DataType_t::INT32);
+  }
+  // What both directions take.
+  struct Inputs {
+    Tensor q_offsets, k_offsets, v_offsets, out_offsets, statistics_offsets, q_lengths, kv_lengths,
+        q, k, v;
+  };
+  Inputs inputs(fe::graph::Graph& graph) const {
+    Inputs in;
+    in.q_offsets = offsets(graph, "q_offsets", kQOffsets);
+    in.k_offsets = offsets(graph, "k_offsets", kKOffsets);
+    in.v_offsets = offsets(graph, "v_offsets", kVOffsets);
+    in.out_offsets = offsets(graph, "out_offsets", kOOffsets);
+    in.statistics_offsets = offsets(graph, "statistics_offsets", kStatisticsOffsets);
+    in.q_lengths = lengths(graph, "q_lengths", kQLengths);
+    in.kv_lengths = lengths(graph, "kv_lengths", kKvLengths);
+    const std::size_t packed = shape.stride();
+    in.q = tensor(graph, "q", kQ, shape.heads, packed, in.q_offsets);
+    in.k = tensor(graph, "k", kK, shape.kv_heads, packed, in.k_offsets);
+    in.v = tensor(graph, "v", kV, shape.kv_heads, packed, in.v_offsets);
+    return in;
   }
   std::vector<std::int64_t> dims(std::size_t heads) const {
-    return {number(shape.batch), number(heads), number(shape.sequence), number(shape.head_dim)};
+    return {number(batch()), number(heads), number(shape.sequence), number(shape.head_dim)};
   }
   std::vector<std::int64_t> strides(std::size_t stride) const {
     return {number(shape.sequence * stride), number(shape.head_dim), number(stride), 1};
   }
-  void set_output(const Tensor& tensor, Uid uid, std::size_t heads, std::size_t stride) const {
-    tensor->set_output(true).set_uid(uid).set_dim(dims(heads)).set_stride(strides(stride));
+  void set_output(const Tensor& tensor, Uid uid, std::size_t heads, std::size_t stride,
+                  const Tensor& offsets) const {
+    tensor->set_output(true)
+        .set_uid(uid)
+        .set_dim(dims(heads))
+        .set_stride(strides(stride))
+        .set_ragged_offset(offsets);
   }
-  void describe_statistics(fe::graph::Tensor_attributes& tensor) const {
+  // A row's lie side by side where documents begin at any row: backward's workspace is laid out so.
+  void describe_statistics(fe::graph::Tensor_attributes& tensor, const Tensor& offsets) const {
+    const std::int64_t heads = number(shape.heads), sequence = number(shape.sequence);
     tensor.set_uid(kStatistics)
         .set_data_type(fe::DataType_t::FLOAT)
-        .set_dim({number(shape.batch), number(shape.heads), number(shape.sequence), 1})
-        .set_stride({number(shape.heads * shape.sequence), number(shape.sequence), 1, 1});
+        .set_dim({number(batch()), heads, sequence, 1})
+        .set_stride({heads * sequence, documents() ? 1 : sequence, documents() ? heads : 1, 1})
+        .set_ragged_offset(offsets);
   }
 
   void make_forward() {
     auto& graph = forward.graph;
-    const std::size_t packed = shape.stride();
-    const Tensor q = tensor(graph, "q", kQ, shape.heads, packed);
-    const Tensor k = tensor(graph, "k", kK, shape.kv_heads, packed);
-    const Tensor v = tensor(graph, "v", kV, shape.kv_heads, packed);
-    const auto [out, statistics] = graph.sdpa(q, k, v,
-                                              fe::graph::SDPA_attributes()
-                                                  .set_name("attention")
-                                                  .set_generate_stats(true)
-                                                  .set_attn_scale(scale())
-                                                  .set_causal_mask(true));
-    set_output(out, kO, shape.heads, shape.heads * shape.head_dim);
+    const Inputs in = inputs(graph);
+    auto options = fe::graph::SDPA_attributes()
+                       .set_name("attention")
+                       .set_generate_stats(true)
+                       .set_attn_scale(scale())
+                       .set_causal_mask(true);
+    if (documents()) {
+      options.set_padding_mask(true).set_seq_len_q(in.q_lengths).set_seq_len_kv(in.kv_lengths);
+    }
+    const auto [out, statistics] = graph.sdpa(in.q, in.k, in.v, options);
+    set_output(out, kO, shape.heads, shape.heads * shape.head_dim, in.out_offsets);
     statistics->set_output(true);
-    describe_statistics(*statistics);
+    describe_statistics(*statistics, in.statistics_offsets);
     forward.build(handle, "attention");
   }
 
@@ -190,24 +334,31 @@ struct FusedAttention::Graphs {
     auto& graph = backward.graph;
     const std::size_t packed = shape.stride();
     const std::size_t own = shape.heads * shape.head_dim;
-    const Tensor q = tensor(graph, "q", kQ, shape.heads, packed);
-    const Tensor k = tensor(graph, "k", kK, shape.kv_heads, packed);
-    const Tensor v = tensor(graph, "v", kV, shape.kv_heads, packed);
-    const Tensor out = tensor(graph, "out", kO, shape.heads, own);
-    const Tensor gradient = tensor(graph, "out_gradient", kDo, shape.heads, own);
+    const Inputs in = inputs(graph);
+    const Tensor out = tensor(graph, "out", kO, shape.heads, own, in.out_offsets);
+    const Tensor gradient = tensor(graph, "out_gradient", kDo, shape.heads, own, in.out_offsets);
     fe::graph::Tensor_attributes described;
     described.set_name("statistics");
-    describe_statistics(described);
+    describe_statistics(described, in.statistics_offsets);
     const Tensor statistics = graph.tensor(described);
-    const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, gradient, statistics,
-                                                  fe::graph::SDPA_backward_attributes()
-                                                      .set_name("attention_backward")
-                                                      .set_attn_scale(scale())
-                                                      .set_causal_mask(true)
-                                                      .set_deterministic_algorithm(deterministic));
-    set_output(dq, kDq, shape.heads, packed);
-    set_output(dk, kDk, shape.kv_heads, packed);
-    set_output(dv, kDv, shape.kv_heads, packed);
+    auto options = fe::graph::SDPA_backward_attributes()
+                       .set_name("attention_backward")
+                       .set_attn_scale(scale())
+                       .set_causal_mask(true)
+                       .set_deterministic_algorithm(deterministic);
+    if (documents()) {
+      // The workspace is for the rows that there are, not for documents as long as sequences.
+      options.set_padding_mask(true)
+          .set_seq_len_q(in.q_lengths)
+          .set_seq_len_kv(in.kv_lengths)
+          .set_max_total_seq_len_q(number(shape.rows()))
+          .set_max_total_seq_len_kv(number(shape.rows()));
+    }
+    const auto [dq, dk, dv] =
+        graph.sdpa_backward(in.q, in.k, in.v, out, gradient, statistics, options);
+    set_output(dq, kDq, shape.heads, packed, in.q_offsets);
+    set_output(dk, kDk, shape.kv_heads, packed, in.k_offsets);
+    set_output(dv, kDv, shape.kv_heads, packed, in.v_offsets);
     backward.build(handle,
                    deterministic ? "deterministic attention backward" : "attention backward");
   }
@@ -218,9 +369,17 @@ struct FusedAttention::Graphs {
     pointers[k] = data + shape.heads * shape.head_dim;
     pointers[v] = data + (shape.heads + shape.kv_heads) * shape.head_dim;
   }
+  void set_bounds(Pointers& pointers) const {
+    if (!documents()) return;
+    for (const Uid uid : {kQOffsets, kKOffsets, kVOffsets}) pointers[uid] = bounds.qkv;
+    pointers[kOOffsets] = bounds.out;
+    pointers[kStatisticsOffsets] = bounds.statistics;
+    for (const Uid uid : {kQLengths, kKvLengths}) pointers[uid] = bounds.lengths;
+  }
   Pointers forward_pointers(const Element* qkv, Element* out, float* statistics) const {
     Pointers pointers{{kO, out}, {kStatistics, statistics}};
     set_parts(pointers, kQ, kK, kV, qkv);
+    set_bounds(pointers);
     return pointers;
   }
   Pointers backward_pointers(const Element* qkv, const Element* out, const float* statistics,
@@ -230,6 +389,7 @@ struct FusedAttention::Graphs {
                       {kDo, const_cast<Element*>(out_gradient)}};
     set_parts(pointers, kQ, kK, kV, qkv);
     set_parts(pointers, kDq, kDk, kDv, qkv_gradient);
+    set_bounds(pointers);
     return pointers;
   }
 };
@@ -237,6 +397,8 @@ struct FusedAttention::Graphs {
 FusedAttention::FusedAttention(cudaStream_t stream, const AttentionShape& shape, bool deterministic)
     : graphs_(std::make_unique<Graphs>(stream, shape, deterministic)) {}
 FusedAttention::~FusedAttention() = default;
+
+void FusedAttention::set_documents(const std::int32_t* starts) { graphs_->set_documents(starts); }
 
 void FusedAttention::tune() {
   Graphs& g = *graphs_;
@@ -260,7 +422,7 @@ std::size_t FusedAttention::workspace_bytes() const {
 
 std::string FusedAttention::choice() const {
   const Graphs& g = *graphs_;
-  char text[160];
+  char text[200];
   if (g.forward.milliseconds > 0) {
     std::snprintf(
         text, sizeof text,
@@ -273,6 +435,7 @@ std::string FusedAttention::choice() const {
     std::snprintf(text, sizeof text, "cuDNN %zu, its first plan, workspace %.2f GiB",
                   cudnnGetVersion(), static_cast<double>(workspace_bytes()) / 0x1p30);
   }
+  if (g.documents()) return text + (", up to " + std::to_string(g.shape.documents) + " documents");
   return text;
 }
 

@@ -69,6 +69,19 @@ void rope(cudaStream_t stream, std::size_t rows, std::size_t sequence, std::size
           std::size_t head_dim, std::size_t stride, const float* cosines, const float* sines,
           bool backward, T* qkv);
 
+/// What lies where documents start, of rows of `width` elements: [documents + 1].
+struct RowOffsets {
+  std::int64_t* offsets;
+  std::int64_t width;
+};
+/// Of `count` documents whose starts[count + 1] ascend from 0 to the number of rows: their lengths,
+/// and where they start in arrays of rows.
+void document_bounds(cudaStream_t stream, std::size_t count, const std::int32_t* starts,
+                     RowOffsets qkv, RowOffsets out, RowOffsets statistics, std::int32_t* lengths);
+/// first[row] = where the row's document starts.
+void document_of_rows(cudaStream_t stream, std::size_t rows, std::size_t count,
+                      const std::int32_t* starts, std::int32_t* first);
+
 /// out = silu(gate) up; gate_up[rows, 2 ff]: Shazeer, "GLU variants improve transformer", 2020.
 template <class T>
 void swiglu_forward(cudaStream_t stream, std::size_t rows, std::size_t ff, const T* gate_up,

@@ -372,14 +372,14 @@ void Matmuls::read(const std::string& file) {
   if (!line.starts_with(kHeader)) {
     throw InputError(file + " is not a file of algorithms: --algorithms would write over it.");
   }
-  if (line != header()) return;  // another card's or version's: made anew
-  while (std::getline(in, line)) {
+  if (line != header()) return;     // another card's or version's: made anew
+  while (std::getline(in, line)) {  // a last one without an end was cut off
     std::istringstream words(line);
     std::array<std::uint64_t, 8> numbers{};
     for (std::uint64_t& number : numbers) words >> std::hex >> number;
     std::string name;
     std::getline(words >> std::ws, name);
-    if (words) remembered_[name] = numbers;
+    if (words && !in.eof()) remembered_[name] = numbers;
   }
 }
 

@@ -116,6 +116,16 @@ void check(const Options& o) {
   if (o.precision == PrecisionName::fp32 && (o.sequence > 6000 || c.head_dim() > 256)) {
     throw InputError("--precision fp32 takes --seq up to 6000 and heads of up to 256.");
   }
+  if (o.precision != PrecisionName::fp32 && o.sequence < 2) {
+    throw InputError("--seq 1 is for --precision fp32: cuDNN's attention takes 2 tokens or more.");
+  }
+  if (o.documents != o.document_token.has_value()) {
+    throw InputError("--documents and --document-token need each other.");
+  }
+  if (o.document_token && *o.document_token >= c.vocabulary) {
+    throw InputError("--document-token " + text(*o.document_token) +
+                     " is beyond the vocabulary's " + text(c.vocabulary) + " tokens.");
+  }
   if (o.recompute && o.activation_gib) {
     throw InputError("--recompute and --activation-gib exclude each other.");
   }
@@ -199,6 +209,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       app, "--format",
       {{"bytes", TokenFormat::bytes}, {"u16", TokenFormat::uint16}, {"u32", TokenFormat::uint32}},
       [&](TokenFormat f) { o.format = f; }, "of --data, instead of what its name says");
+  app.add_flag(
+      "--documents", o.documents,
+      "attention does not cross from one document of a sequence to the next; the loss is "
+      "that of every token all the same, a document's first after the one before included");
+  app.add_option("--document-token", o.document_token,
+                 "token that ends a document: of text a byte, such as 10, a line's end")
+      ->check(whole(0, kMillion));
   app.add_option("--lr", o.learning_rate, "peak learning rate")->check(number());
   add_choice<Rate>(
       app, "--schedule", {{"constant", Rate::constant}, {"cosine", Rate::cosine}},

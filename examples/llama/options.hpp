@@ -43,6 +43,8 @@ struct Options {
 
   std::string data;  ///< empty: random tokens
   std::optional<TokenFormat> format;
+  bool documents = false;  ///< attention keeps within them
+  std::optional<std::size_t> document_token;
 
   double learning_rate = 3e-4;
   Rate rate = Rate::constant;

@@ -2,6 +2,8 @@
 
 #include "attention.hpp"
 #include "device.cuh"
+#include "documents.hpp"
+#include "kernels.hpp"
 
 namespace llama {
 namespace {
@@ -11,13 +13,20 @@ constexpr unsigned kThreads = 128;
 /// Where the parts of one token's row lie.
 struct Rows {
   std::size_t sequence, heads, kv_heads, head_dim, stride;
+  const std::int32_t* documents;  ///< [rows], the row where each one's starts; null: its sequence's
 
-  explicit Rows(const AttentionShape& s)
+  Rows(const AttentionShape& s, const std::int32_t* first_row)
       : sequence(s.sequence),
         heads(s.heads),
         kv_heads(s.kv_heads),
         head_dim(s.head_dim),
-        stride(s.stride()) {}
+        stride(s.stride()),
+        documents(first_row) {}
+  /// The first position that a position of a sequence sees.
+  __device__ std::size_t first_seen(std::size_t batch, std::size_t position) const {
+    if (documents == nullptr) return 0;
+    return static_cast<std::size_t>(documents[batch * sequence + position]) - batch * sequence;
+  }
   __device__ std::size_t q(std::size_t row, std::size_t head) const {
     return row * stride + head * head_dim;
   }
@@ -48,10 +57,11 @@ __global__ void forward_kernel(Rows at, float scale, const float* qkv, float* ou
   __shared__ float shared[kWarp];
   const std::size_t position = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const std::size_t first = batch * at.sequence;
+  const std::size_t seen = at.first_seen(batch, position);
   const std::size_t kv = head / (at.heads / at.kv_heads);
   const float* const q = qkv + at.q(first + position, head);
   float most = -INFINITY;
-  for (std::size_t j = threadIdx.x; j <= position; j += kThreads) {
+  for (std::size_t j = seen + threadIdx.x; j <= position; j += kThreads) {
     weights[j] = scale * dot(q, qkv + at.k(first + j, kv), at.head_dim);
     most = fmaxf(most, weights[j]);
   }
@@ -64,7 +74,7 @@ __global__ void forward_kernel(Rows at, float scale, const float* qkv, float* ou
   for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) most = fmaxf(most, shared[warp]);
   __syncthreads();
   float sum = 0;
-  for (std::size_t j = threadIdx.x; j <= position; j += kThreads) {
+  for (std::size_t j = seen + threadIdx.x; j <= position; j += kThreads) {
     weights[j] = expf(weights[j] - most);
     sum += weights[j];
   }
@@ -73,7 +83,9 @@ __global__ void forward_kernel(Rows at, float scale, const float* qkv, float* ou
   if (threadIdx.x == 0) statistics[at.statistic(batch, head, position)] = most + logf(sum);
   for (std::size_t d = threadIdx.x; d < at.head_dim; d += kThreads) {
     float value = 0;
-    for (std::size_t j = 0; j <= position; ++j) value += weights[j] * qkv[at.v(first + j, kv) + d];
+    for (std::size_t j = seen; j <= position; ++j) {
+      value += weights[j] * qkv[at.v(first + j, kv) + d];
+    }
     out[at.out(first + position, head) + d] = value / sum;
   }
 }
@@ -101,8 +113,9 @@ __global__ void query_gradient_kernel(Rows at, float scale, const float* qkv, co
                                       float* qkv_gradient) {
   extern __shared__ float gradients[];
   const std::size_t row = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
+  const std::size_t seen = at.first_seen(batch, row);
   const std::size_t kv = head / (at.heads / at.kv_heads);
-  for (std::size_t j = threadIdx.x; j <= row; j += kThreads) {
+  for (std::size_t j = seen + threadIdx.x; j <= row; j += kThreads) {
     gradients[j] =
         Score(at, scale, qkv, out, statistics, out_gradient, batch, head, kv, row, j).gradient;
   }
@@ -110,7 +123,7 @@ __global__ void query_gradient_kernel(Rows at, float scale, const float* qkv, co
   const std::size_t first = batch * at.sequence;
   for (std::size_t d = threadIdx.x; d < at.head_dim; d += kThreads) {
     float value = 0;
-    for (std::size_t j = 0; j <= row; ++j) value += gradients[j] * qkv[at.k(first + j, kv) + d];
+    for (std::size_t j = seen; j <= row; ++j) value += gradients[j] * qkv[at.k(first + j, kv) + d];
     qkv_gradient[at.q(first + row, head) + d] = value;
   }
 }
@@ -128,6 +141,8 @@ __global__ void key_value_gradient_kernel(Rows at, float scale, const float* qkv
   for (std::size_t head = kv * group; head < (kv + 1) * group; ++head) {
     __syncthreads();
     for (std::size_t i = column + threadIdx.x; i < at.sequence; i += kThreads) {
+      probabilities[i] = gradients[i] = 0;
+      if (at.first_seen(batch, i) > column) continue;
       const Score score(at, scale, qkv, out, statistics, out_gradient, batch, head, kv, i, column);
       probabilities[i] = score.probability;
       gradients[i] = score.gradient;
@@ -169,6 +184,22 @@ PlainAttention::PlainAttention(cudaStream_t stream, const AttentionShape& shape,
     throw std::invalid_argument(
         "fp32 attention is for sequences of up to 6000 tokens and heads of up to 256");
   }
+  if (shape.documents == 0) return;
+  const auto carve = [&] {
+    starts_ = arena_.take<std::int32_t>(shape.documents + 1);
+    first_row_ = arena_.take<std::int32_t>(shape.rows());
+  };
+  carve();
+  arena_ = DeviceArena(arena_.most_used());
+  carve();
+  set_documents(whole_sequences(shape.batch, shape.sequence, shape.documents).data());
+}
+
+void PlainAttention::set_documents(const std::int32_t* starts) {
+  require(cudaMemcpyAsync(starts_, starts, (shape_.documents + 1) * sizeof(std::int32_t),
+                          cudaMemcpyHostToDevice, stream_),
+          "uploading documents");
+  document_of_rows(stream_, shape_.rows(), shape_.documents, starts_, first_row_);
 }
 
 std::size_t PlainAttention::workspace_bytes() const { return 0; }
@@ -177,7 +208,7 @@ void PlainAttention::forward(const float* qkv, float* out, float* statistics, vo
   const dim3 grid(static_cast<unsigned>(shape_.sequence), static_cast<unsigned>(shape_.heads),
                   static_cast<unsigned>(shape_.batch));
   launch_grid("attention", stream_, forward_kernel, grid, shape_.sequence * sizeof(float),
-              Rows(shape_), scale_of(shape_), qkv, out, statistics);
+              Rows(shape_, first_row_), scale_of(shape_), qkv, out, statistics);
 }
 
 void PlainAttention::backward(const float* qkv, const float* out, const float* statistics,
@@ -186,12 +217,12 @@ void PlainAttention::backward(const float* qkv, const float* out, const float* s
   const auto batch = static_cast<unsigned>(shape_.batch);
   launch_grid("attention's query gradient", stream_, query_gradient_kernel,
               dim3(sequence, static_cast<unsigned>(shape_.heads), batch),
-              shape_.sequence * sizeof(float), Rows(shape_), scale_of(shape_), qkv, out, statistics,
-              out_gradient, qkv_gradient);
+              shape_.sequence * sizeof(float), Rows(shape_, first_row_), scale_of(shape_), qkv, out,
+              statistics, out_gradient, qkv_gradient);
   launch_grid("attention's key and value gradients", stream_, key_value_gradient_kernel,
               dim3(sequence, static_cast<unsigned>(shape_.kv_heads), batch),
-              2 * shape_.sequence * sizeof(float), Rows(shape_), scale_of(shape_), qkv, out,
-              statistics, out_gradient, qkv_gradient);
+              2 * shape_.sequence * sizeof(float), Rows(shape_, first_row_), scale_of(shape_), qkv,
+              out, statistics, out_gradient, qkv_gradient);
 }
 
 }  // namespace llama

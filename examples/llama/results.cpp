@@ -81,6 +81,7 @@ void write_json(const Options& o, const Results& r) {
       {"vocabulary", o.model.vocabulary},
       {"tied", o.model.tied},
       {"data", o.data},
+      {"documents", o.documents},
       {"seed", o.seed},
       {"learning_rate", o.learning_rate},
       {"clip", o.clip},
@@ -120,6 +121,7 @@ void write_json(const Options& o, const Results& r) {
       {"sequential", o.sequential},
       {"bucket_mib", o.bucket_mib},
       {"reductions_in_flight", o.reductions_in_flight}};
+  if (o.document_token) all["document_token"] = *o.document_token;
   if (o.digest) {
     all["params_digest"] = hexadecimal(r.parameters_digest);
     all["moments_digest"] = hexadecimal(r.moments_digest);

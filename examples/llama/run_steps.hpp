@@ -31,10 +31,11 @@ inline float learning_rate(const Options& o, std::size_t step) {
   return static_cast<float>(peak * (0.1 + 0.45 * (1.0 + std::cos(3.14159265358979 * done))));
 }
 
-inline TransformerOptions transformer_options(const Options& o) {
+inline TransformerOptions transformer_options(const Options& o, std::size_t documents) {
   TransformerOptions options;
   options.deterministic = o.deterministic;
   options.accumulates = o.accumulate > 1;
+  options.documents = documents;
   options.tuning.measured = o.tune;
   options.tuning.file = o.algorithms;
   return options;

@@ -21,8 +21,8 @@ class PlainRun {
       : o_(options),
         batches_(options, file, 0),
         losses_(2),
-        transformer_(options.model, options.batch, options.sequence, transformer_options(options),
-                     kStream),
+        transformer_(options.model, options.batch, options.sequence,
+                     transformer_options(options, batches_.documents()), kStream),
         state_(kStream) {
     const Config& c = o_.model;
     const auto matrix = [&](std::size_t out, std::size_t in, float deviation) {
@@ -96,7 +96,7 @@ class PlainRun {
     const float scale = static_cast<float>(1.0 / static_cast<double>(o_.rows() * o_.accumulate));
     for (std::size_t m = 0; m < o_.accumulate; ++m) {
       const Batches::Batch batch = batches_.fill(step, m);
-      transformer_.upload(batch.tokens, batch.targets);
+      transformer_.upload(batch.tokens, batch.targets, batch.documents);
       micro_step(scale, m > 0);
     }
     transformer_.take_loss(losses_.get() + step % 2);

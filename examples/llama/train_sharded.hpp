@@ -31,8 +31,8 @@ class ShardedRun {
         sums_(ranks.channel()),
         batches_(options, file, static_cast<std::size_t>(ranks.rank())),
         losses_(2),
-        transformer_(options.model, options.batch, options.sequence, transformer_options(options),
-                     cudaStreamPerThread),
+        transformer_(options.model, options.batch, options.sequence,
+                     transformer_options(options, batches_.documents()), cudaStreamPerThread),
         shard_(tessera::Mesh<Devices>(ranks), adamw(options), shard_options(options)),
         model_(shard_, options.model) {
     shard_.materialize(model_.first_values(options.seed));
@@ -113,7 +113,7 @@ class ShardedRun {
   Ticket work(std::size_t step, const std::vector<Batches::Batch>& batches) {
     const float scale = static_cast<float>(1.0 / static_cast<double>(o_.rows() * o_.accumulate));
     for (const Batches::Batch& batch : batches) {
-      transformer_.upload(batch.tokens, batch.targets);
+      transformer_.upload(batch.tokens, batch.targets, batch.documents);
       model_.micro_step(transformer_, scale);
     }
     transformer_.take_loss(losses_.get() + slot(step));

@@ -1,5 +1,6 @@
 #include "transformer.hpp"
 
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -25,8 +26,9 @@ std::vector<Matmuls::Wanted> products_of(const Config& c, std::size_t rows, bool
   return all;
 }
 
-AttentionShape attention_of(const Config& c, std::size_t batch, std::size_t sequence) {
-  return {batch, sequence, c.heads, c.kv_heads, c.head_dim()};
+AttentionShape attention_of(const Config& c, std::size_t batch, std::size_t sequence,
+                            std::size_t documents) {
+  return {batch, sequence, c.heads, c.kv_heads, c.head_dim(), documents};
 }
 
 }  // namespace
@@ -35,7 +37,7 @@ template <class T>
 Transformer<T>::Transformer(const Config& config, std::size_t batch, std::size_t sequence,
                             const TransformerOptions& options, cudaStream_t stream)
     : config_(config),
-      shape_(attention_of(config, batch, sequence)),
+      shape_(attention_of(config, batch, sequence, options.documents)),
       stream_(stream),
       matmuls_(stream, std::is_same_v<T, float> ? MatmulElement::f32 : MatmulElement::bf16),
       attention_(stream, shape_, options.deterministic) {
@@ -77,11 +79,16 @@ std::vector<std::string> Transformer<T>::choices() const {
 }
 
 template <class T>
-void Transformer<T>::upload(const std::int32_t* tokens, const std::int32_t* targets) {
+void Transformer<T>::upload(const std::int32_t* tokens, const std::int32_t* targets,
+                            const std::int32_t* documents) {
+  if ((documents != nullptr) != (shape_.documents > 0)) {
+    throw std::invalid_argument("a batch has documents where the options say so, and only there");
+  }
   const std::size_t bytes = shape_.rows() * sizeof(std::int32_t);
   require(cudaMemcpyAsync(a_.tokens, tokens, bytes, cudaMemcpyHostToDevice, stream_), "uploading");
   require(cudaMemcpyAsync(a_.targets, targets, bytes, cudaMemcpyHostToDevice, stream_),
           "uploading");
+  if (documents != nullptr) attention_.set_documents(documents);
 }
 
 template <class T>

@@ -22,6 +22,9 @@ struct TransformerOptions {
   bool deterministic = false;
   /// Gradient buffers will be added to, so that those products are tuned too.
   bool accumulates = false;
+  /// The most documents of a batch, between which attention must not cross; 0: none is looked for.
+  /// RoPE's positions stay those in the sequence, as attention sees their differences alone.
+  std::size_t documents = 0;
   MatmulTuning tuning;
 };
 
@@ -51,7 +54,9 @@ class Transformer {
 
   /// The batch of the calls that follow: rows() tokens and the tokens that follow them (below 0:
   /// counts nothing), in pinned memory that stays as it is until the stream has passed.
-  void upload(const std::int32_t* tokens, const std::int32_t* targets);
+  /// `documents`: FusedAttention::set_documents'; null where the options have none.
+  void upload(const std::int32_t* tokens, const std::int32_t* targets,
+              const std::int32_t* documents = nullptr);
 
   void embed_forward(const T* table);
   void layer_forward(std::size_t layer, const LayerWeights<T>& weights);

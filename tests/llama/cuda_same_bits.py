@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 MODEL = "--layers 3 --dim 256 --ff 512 --heads 4 --kv-heads 2 --vocab 256 --seq 128".split()
+DOCUMENTS = "--documents --document-token 10".split()  # lines
 FIXED = "--steps 12 --lr 1e-3 --deterministic --digest --quiet".split()
 
 
@@ -57,6 +58,16 @@ def main():
                     ["--batch", "2", "--accumulate", "2"],
                     ["--batch", "2", "--accumulate", "2", "--graph"],
                     ["--batch", "2", "--accumulate", "2", "--recompute", "elementwise"],
+                ],
+                "documents": [
+                    ["--batch", "4", *DOCUMENTS],
+                    ["--batch", "4", *DOCUMENTS, "--recompute", "block"],
+                    ["--batch", "4", *DOCUMENTS, "--graph"],
+                    ["--batch", "4", *DOCUMENTS, "--strategy", "replicate"],
+                ],
+                "documents, two micro-steps": [
+                    ["--batch", "2", "--accumulate", "2", *DOCUMENTS],
+                    ["--batch", "2", "--accumulate", "2", *DOCUMENTS, "--graph"],
                 ],
                 "two ranks, batch 2 each": [
                     ["--ranks", "2", "--batch", "2", "--strategy", strategy]

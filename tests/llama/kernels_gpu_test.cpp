@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "attention.hpp"
 #include "device_values.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
@@ -216,65 +215,38 @@ TEST_CASE_TEMPLATE("embedding: rows, and their gradients in a table written or a
   }
 }
 
-TEST_CASE_TEMPLATE("products: forward, with an addend, both gradients, added or written", T, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("products: forward, with an addend, both gradients, added or written; odd sizes",
+                   T, float, bf16) {
   using llama::Product;
-  const llama::LinearShape s{96, 136, 72};
-  const ref::LinearShape shape{s.rows, s.in, s.out};
-  const Input<T> x(s.rows * s.in, 1), w(s.in * s.out, 2), y(s.rows * s.out, 3),
-      before(s.in * s.out, 4);
-  llama::Matmuls products(
-      kStream, std::is_same_v<T, float> ? llama::MatmulElement::f32 : llama::MatmulElement::bf16);
-  if (std::is_same_v<T, bf16>) {
-    products.tune({{Product::forward, s}, {Product::weight_add, s}}, {true, 96, 0.01, {}});
-  }
-  const Device<T> out(s.rows * s.out), of_x(s.rows * s.in), of_w(s.in * s.out);
-  Doubles expected(s.rows * s.out);
-  ref::add_linear(shape, x.values.data(), w.values.data(), expected.data());
-  products.run(Product::forward, s, x.device.data(), w.device.data(), out.data());
-  CHECK(error(out.doubles(), expected) < tolerance<T>());
-  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += y.values[i];
-  products.run(Product::forward_add, s, x.device.data(), w.device.data(), out.data(),
-               y.device.data());
-  CHECK(error(out.doubles(), expected) < tolerance<T>());
-  Doubles gradient(s.rows * s.in), of_weight(s.in * s.out), added = before.values;
-  ref::add_linear_input_gradient(shape, y.values.data(), w.values.data(), gradient.data());
-  ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), of_weight.data());
-  ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), added.data());
-  products.run(Product::input_gradient, s, y.device.data(), w.device.data(), of_x.data());
-  CHECK(error(of_x.doubles(), gradient) < tolerance<T>());
-  products.run(Product::weight_gradient, s, y.device.data(), x.device.data(), of_w.data());
-  CHECK(error(of_w.doubles(), of_weight) < tolerance<T>());
-  products.run(Product::weight_add, s, y.device.data(), x.device.data(), before.device.data());
-  CHECK(error(before.device.doubles(), added) < tolerance<T>());
-}
-
-TEST_CASE_TEMPLATE("attention: output, statistics and gradients; grouped and not", T, float, bf16) {
-  for (const std::size_t kv_heads : {2u, 6u}) {
-    for (const std::size_t head_dim : {64u, 128u}) {
-      for (const bool deterministic : {false, true}) {
-        const ref::AttentionShape shape{2, 72, 6, kv_heads, head_dim};
-        CAPTURE(kv_heads);
-        CAPTURE(head_dim);
-        const Input<T> qkv(shape.rows() * shape.packed(), 1),
-            upper(shape.rows() * shape.width(), 2);
-        const Device<T> out(shape.rows() * shape.width()), gradient(shape.rows() * shape.packed());
-        const Device<float> statistics(shape.heads * shape.rows());
-        llama::Attention<T> attention(kStream, {2, 72, 6, kv_heads, head_dim}, deterministic);
-        if (!deterministic) attention.tune();
-        const Device<unsigned char> workspace(attention.workspace_bytes() + 1);
-        attention.forward(qkv.device.data(), out.data(), statistics.data(), workspace.data());
-        Doubles expected(shape.rows() * shape.width()), sums(shape.heads * shape.rows()),
-            of_qkv(shape.rows() * shape.packed());
-        ref::attention_forward(shape, qkv.values.data(), expected.data(), sums.data());
-        ref::attention_backward(shape, qkv.values.data(), upper.values.data(), of_qkv.data());
-        const double allowed = 3 * tolerance<T>();  // the probabilities are rounded too
-        CHECK(error(out.doubles(), expected) < allowed);
-        CHECK(error(statistics.doubles(), sums) < allowed);
-        attention.backward(qkv.device.data(), out.data(), statistics.data(), upper.device.data(),
-                           gradient.data(), workspace.data());
-        CHECK(error(gradient.doubles(), of_qkv) < 2 * allowed);
-      }
+  for (const llama::LinearShape& s :
+       {llama::LinearShape{96, 136, 72}, {97, 31, 45}, {37, 8, 129}, {1, 3, 5}}) {
+    CAPTURE(s.rows);
+    const ref::LinearShape shape{s.rows, s.in, s.out};
+    const Input<T> x(s.rows * s.in, 1), w(s.in * s.out, 2), y(s.rows * s.out, 3),
+        before(s.in * s.out, 4);
+    llama::Matmuls products(
+        kStream, std::is_same_v<T, float> ? llama::MatmulElement::f32 : llama::MatmulElement::bf16);
+    if (std::is_same_v<T, bf16>) {
+      products.tune({{Product::forward, s}, {Product::weight_add, s}}, {true, 96, 0.01, {}});
     }
+    const Device<T> out(s.rows * s.out), of_x(s.rows * s.in), of_w(s.in * s.out);
+    Doubles expected(s.rows * s.out);
+    ref::add_linear(shape, x.values.data(), w.values.data(), expected.data());
+    products.run(Product::forward, s, x.device.data(), w.device.data(), out.data());
+    CHECK(error(out.doubles(), expected) < tolerance<T>());
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += y.values[i];
+    products.run(Product::forward_add, s, x.device.data(), w.device.data(), out.data(),
+                 y.device.data());
+    CHECK(error(out.doubles(), expected) < tolerance<T>());
+    Doubles gradient(s.rows * s.in), of_weight(s.in * s.out), added = before.values;
+    ref::add_linear_input_gradient(shape, y.values.data(), w.values.data(), gradient.data());
+    ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), of_weight.data());
+    ref::add_linear_weight_gradient(shape, y.values.data(), x.values.data(), added.data());
+    products.run(Product::input_gradient, s, y.device.data(), w.device.data(), of_x.data());
+    CHECK(error(of_x.doubles(), gradient) < tolerance<T>());
+    products.run(Product::weight_gradient, s, y.device.data(), x.device.data(), of_w.data());
+    CHECK(error(of_w.doubles(), of_weight) < tolerance<T>());
+    products.run(Product::weight_add, s, y.device.data(), x.device.data(), before.device.data());
+    CHECK(error(before.device.doubles(), added) < tolerance<T>());
   }
 }

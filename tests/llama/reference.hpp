@@ -10,6 +10,7 @@
 
 #include "reference/attention.hpp"
 #include "reference/cross_entropy.hpp"
+#include "reference/documents.hpp"
 #include "reference/embedding.hpp"
 #include "reference/linear.hpp"
 #include "reference/parameters.hpp"
@@ -49,14 +50,17 @@ class LlamaReference {
   const std::vector<Values>& gradients() const { return gradients_; }
   const Values& logits() const { return logits_; }
 
-  /// The mean loss. Both spans are [batch, seq]; they must live until backward.
+  /// The mean loss. Both spans are [batch, seq]; they must live until backward, as must
+  /// `documents`, which are AttentionShape's, or empty. Positions are those in the sequence all the
+  /// same: attention sees their differences alone.
   double forward(std::span<const std::uint32_t> tokens, std::span<const std::uint32_t> targets,
-                 std::size_t batch) {
+                 std::size_t batch, std::span<const std::size_t> documents = {}) {
     const Shape& s = shape_;
     tokens_ = tokens;
     targets_ = targets;
     rows_ = tokens.size();
     attention_ = {batch, rows_ / batch, s.heads, s.kv_heads, s.head_dim()};
+    if (!documents.empty()) attention_.documents = documents.data();
 
     Values x(rows_ * s.dim);
     embedding_forward(rows_, s.dim, tokens.data(), parameters_[kEmbedding].data(), x.data());

@@ -144,6 +144,18 @@ TEST_CASE("llama reference: attention's gradient") {
   }
 }
 
+TEST_CASE("llama reference: attention's gradient within documents") {
+  AttentionShape s{2, 7, 6, 2, 4};
+  const std::vector<std::size_t> documents{0, 0, 0, 3, 4, 4, 4, 7, 8, 8, 8, 8, 12, 12};
+  s.documents = documents.data();
+  Doubles qkv = random_values(s.rows() * s.packed(), 1);
+  const Doubles dout = random_values(s.rows() * s.width(), 2);
+  const auto loss = [&] { return dot(attended(s, qkv), dout); };
+  Doubles dqkv(qkv.size(), 9.0);
+  llama_reference::attention_backward(s, qkv.data(), dout.data(), dqkv.data());
+  CHECK(gradient_error(loss, qkv, dqkv) < kTolerance);
+}
+
 TEST_CASE("llama reference: attention gives convex combinations of the values so far") {
   const AttentionShape s{2, 7, 6, 2, 4};
   Doubles qkv = random_values(s.rows() * s.packed(), 1);

@@ -2,14 +2,18 @@
 // gives the same bits.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
+#include "batches.hpp"
 #include "device_values.hpp"
+#include "documents.hpp"
 #include "reference.hpp"
 #include "transformer.hpp"
 
@@ -71,24 +75,33 @@ struct OnDevice {
   }
 };
 
-/// One forward and backward; what is in the gradients is added to where `accumulate` says so.
+/// One forward and backward, but for the loss.
 template <class T>
-double run(llama::Transformer<T>& transformer, const OnDevice<T>& at, const ref::Shape& shape,
-           const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& targets,
-           bool accumulate) {
+void enqueue(llama::Transformer<T>& transformer, const OnDevice<T>& at, const ref::Shape& shape,
+             const std::int32_t* tokens, const std::int32_t* targets, std::size_t rows,
+             bool accumulate, const std::int32_t* documents) {
   const std::size_t norm = ref::final_norm(shape);
   const std::size_t head = ref::head(shape);
-  transformer.upload(tokens.data(), targets.data());
+  transformer.upload(tokens, targets, documents);
   transformer.embed_forward(at.weights[0]->data());
   for (std::size_t l = 0; l < shape.layers; ++l) transformer.layer_forward(l, at.layer(l));
   transformer.head_forward_backward(
       {at.weights[norm]->data(), at.weights[head]->data()},
       {{at.gradients[norm]->data(), accumulate}, {at.gradients[head]->data(), accumulate}},
-      1.0f / static_cast<float>(tokens.size()));
+      1.0f / static_cast<float>(rows));
   for (std::size_t l = shape.layers; l-- > 0;) {
     transformer.layer_backward(l, at.layer(l), at.layer_gradients(l, accumulate));
   }
   transformer.embed_backward({at.gradients[0]->data(), accumulate || shape.tied});
+}
+
+/// One forward and backward; what is in the gradients is added to where `accumulate` says so.
+template <class T>
+double run(llama::Transformer<T>& transformer, const OnDevice<T>& at, const ref::Shape& shape,
+           const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& targets,
+           bool accumulate) {
+  enqueue(transformer, at, shape, tokens.data(), targets.data(), tokens.size(), accumulate,
+          nullptr);
   double loss = 0;
   transformer.take_loss(&loss);
   llama::require(cudaStreamSynchronize(cudaStreamPerThread), "the model");
@@ -165,4 +178,89 @@ TEST_CASE("the recomputation that is chosen fits the budget, and is the least") 
   const auto between = transformer.choose((transformer.bytes(least) + transformer.bytes(most)) / 2);
   CHECK(transformer.bytes(between) <= (transformer.bytes(least) + transformer.bytes(most)) / 2);
   CHECK(between != least);
+}
+
+TEST_CASE_TEMPLATE("with documents losses and gradients are the reference's, replayed too", T,
+                   float, bf16) {
+  constexpr std::uint32_t kEnd = 5;
+  constexpr std::size_t kRows = kBatch * kSequence;
+  constexpr std::size_t kDocuments = 40;
+  const llama::Config config = config_of(false);
+  const ref::Shape shape = shape_of(config);
+  Oracle<T> oracle(shape, 3);
+  const OnDevice<T> device(oracle);
+  llama::TransformerOptions options;
+  options.deterministic = true;
+  options.documents = kDocuments;
+  options.tuning.measured = false;
+  llama::Transformer<T> transformer(config, kBatch, kSequence, options, cudaStreamPerThread);
+  transformer.allocate(std::vector<llama::Recompute>(3, llama::Recompute::block));
+
+  // Where a captured upload finds the batch of each replay.
+  const llama::Pinned<std::int32_t> in(kRows), out(kRows), starts(kDocuments + 1);
+  const llama::Pinned<double> sum(1);
+  ref::Tokens tokens, targets;
+  std::size_t count = 0;
+  const auto fill = [&](std::uint64_t batch) {
+    // Few kinds of tokens, so that many end a document.
+    tokens = ref::random_tokens(kRows, 2 * batch + 1, 12);
+    targets = ref::random_tokens(kRows, 2 * batch + 2, config.vocabulary);
+    std::copy(tokens.begin(), tokens.end(), in.get());
+    std::copy(targets.begin(), targets.end(), out.get());
+    count =
+        llama::write_document_starts({in.get(), kRows}, kSequence, static_cast<std::int32_t>(kEnd),
+                                     {starts.get(), kDocuments + 1});
+    REQUIRE(count > 2 * kBatch);
+  };
+  const auto step = [&] {
+    enqueue(transformer, device, shape, in.get(), out.get(), kRows, false, starts.get());
+    transformer.take_loss(sum.get());
+  };
+  const auto check = [&] {
+    CAPTURE(count);
+    llama::require(cudaStreamSynchronize(cudaStreamPerThread), "the model");
+    const std::vector<std::size_t> first_rows = ref::document_of_rows(tokens, kSequence, kEnd);
+    const double expected = oracle.forward(tokens, targets, kBatch, first_rows);
+    oracle.backward();
+    const bool narrow = std::is_same_v<T, bf16>;
+    CHECK(*sum.get() / kRows == doctest::Approx(expected).epsilon(narrow ? 2e-3 : 1e-6));
+    for (std::size_t id = 0; id < oracle.gradients().size(); ++id) {
+      CAPTURE(oracle.description()[id].name);
+      const auto& values = oracle.gradients()[id];
+      const Doubles wanted(values.begin(), values.end());
+      CHECK(error(device.gradients[id]->doubles(), wanted) < (narrow ? 0.04 : 3e-5));
+    }
+  };
+  for (const std::uint64_t batch : {1u, 2u}) {
+    fill(batch);
+    step();
+    check();
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  llama::require(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal),
+                 "a capture");
+  step();
+  llama::require(cudaStreamEndCapture(cudaStreamPerThread, &graph), "a capture");
+  llama::require(cudaGraphInstantiate(&executable, graph, 0), "a graph");
+  for (const std::uint64_t batch : {3u, 4u}) {
+    fill(batch);
+    llama::require(cudaGraphLaunch(executable, cudaStreamPerThread), "a replay");
+    check();
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+TEST_CASE("a batch brings documents where the options say so, and only there") {
+  llama::TransformerOptions options;
+  options.tuning.measured = false;
+  const std::vector<std::int32_t> tokens(kBatch * kSequence), starts{0, 72, 144};
+  llama::Transformer<float> without(config_of(false), kBatch, kSequence, options,
+                                    cudaStreamPerThread);
+  CHECK_THROWS_AS(without.upload(tokens.data(), tokens.data(), starts.data()),
+                  std::invalid_argument);
+  options.documents = 2;
+  llama::Transformer<float> with(config_of(false), kBatch, kSequence, options, cudaStreamPerThread);
+  CHECK_THROWS_AS(with.upload(tokens.data(), tokens.data()), std::invalid_argument);
 }
