@@ -352,8 +352,10 @@ def write_all(everything, into):
     """compare.json, the table and the pictures of it."""
     into.mkdir(parents=True, exist_ok=True)
     gpus = everything["machine"]["gpus"]
-    references = rows.ALONE_REFERENCES if gpus == 1 else rows.REFERENCES
-    summary = report.summarised(everything["runs"], references)
+    if gpus == 1:
+        summary = report.summarised(everything["runs"], rows.ALONE_REFERENCES)
+    else:
+        summary = report.summarised(everything["runs"], rows.REFERENCES, rows.ALONE)
     # Kept once, with the runs.
     everything["rows"] = [{k: v for k, v in row.items() if k != "losses"} for row in summary]
     part = into / "compare.json.part"
@@ -361,7 +363,7 @@ def write_all(everything, into):
     os.replace(part, into / "compare.json")  # a run that is ended leaves a whole one
     title = f"Llama-3 on {gpus} GPU{'s' if gpus > 1 else ''}, {everything['date']}"
     (into / "compare.md").write_text(report.markdown(summary, title, described_sizes()))
-    (into / "compare.svg").write_text(report.bars_svg(summary, title))
+    (into / "compare.svg").write_text(report.bars_svg(summary, title, rows.SWEPT))
     curves = [(row["program"], row["losses"][:200]) for row in summary
               if row["size"] == "curves" and row.get("losses")]
     if curves:

@@ -73,10 +73,10 @@ def why(text, code, timed_out, limit):
     return f"exit {code}: {last[:120]}"
 
 
-def summarised(runs, references):
+def summarised(runs, references, apart=()):
     """One entry a row, in the order of `runs`: medians over the rounds that succeeded, what else
-    they say, and the ratio of its rate to the best reference of the same size. A row of which no
-    round succeeded has an `error`."""
+    they say, and, unless its program is named by `apart`, the ratio of its rate to the best
+    reference of the same size. A row of which no round succeeded has an `error`."""
     rows = {}
     for run in runs:
         rows.setdefault((run["size"], run["program"]), []).append(run)
@@ -99,7 +99,7 @@ def summarised(runs, references):
     for row in summary:
         others = [r for r in summary if r["size"] == row["size"] and r["program"] in references and
                   "error" not in r]
-        if "error" in row or not others:
+        if "error" in row or not others or row["program"] in apart:
             row["ratio"] = None
             continue
         best = max(others, key=lambda r: r["tokens_per_s_per_gpu"])
@@ -141,6 +141,7 @@ def markdown(summary, title, sizes):
 # Pictures.
 
 PALETTE = ["#1b6ca8", "#d1603d", "#4f9d69", "#8a5a9e", "#c9a227", "#5c6b73", "#b0413e", "#2a9d8f"]
+GREY = "#a0a0a0"
 FONT = 'font-family="sans-serif" font-size="12"'
 
 
@@ -162,11 +163,14 @@ def svg(width, height, parts, title):
                       f"{escape(title)}</text>", *parts, "</svg>", ""])
 
 
-def bars_svg(summary, title):
-    """Grouped bars, a group a size: MFU, so that sizes share an axis; ratios above the bars."""
+def bars_svg(summary, title, left_out=()):
+    """Grouped bars, a group a size: MFU, so that sizes share an axis; ratios above the bars.
+    Programs that have none are grey; those named by `left_out` are not shown."""
     groups = {}
     for row in summary:
-        if "error" not in row and row.get("mfu_pct") and row["size"] != "curves":
+        if "error" in row or row["program"] in left_out:
+            continue
+        if row.get("mfu_pct") and row["size"] != "curves":
             groups.setdefault(row["size"], []).append(row)
     bar, gap, left, top, plot = 34, 40, 56, 40, 260
     count = sum(len(rows) for rows in groups.values())
@@ -191,6 +195,7 @@ def bars_svg(summary, title):
             tall = plot * row["mfu_pct"] / full
             y = top + plot - tall
             colour = PALETTE[0] if row["program"].startswith("ours") else PALETTE[1]
+            colour = colour if row.get("ratio") else GREY
             centre = x + bar / 2 - 2
             parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar - 4}" height="{tall:.1f}" '
                          f'fill="{colour}"><title>{escape(row["program"])}: '

@@ -67,6 +67,12 @@ REFERENCES = ("fsdp2", "fsdp2 tuned", "fsdp2 windows", "fsdp2 copy engines", "fs
               "fsdp2 zero2")
 ALONE_REFERENCES = (*REFERENCES, "torch alone", "torch alone as a graph")
 
+# Not what the others do, so without a ratio: they communicate nothing.
+ALONE = ("ours compute alone", "torch alone", "torch alone as a graph")
+# Of one program with many values of an option: in the table, not in the picture.
+SWEPT = tuple(name for name in OURS if name.startswith(
+    ("ours bucket", "ours depth", "ours in flight", "ours by ")))
+
 ALWAYS_ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",  # NVLink multicast stays off, for all alike
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",

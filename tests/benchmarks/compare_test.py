@@ -105,9 +105,10 @@ class Tables(unittest.TestCase):
             run_of("ours", 66000.0), run_of("fsdp2", 60000.0), run_of("fsdp2 tuned", 62000.0),
             run_of("ours", 68000.0), run_of("fsdp2", 61000.0), failed("fsdp2 tuned", "exit 1: | x"),
             run_of("deepspeed zero3", 70000.0), failed("fairscale"),
+            run_of("torch alone", 71000.0), run_of("ours depth 4", 66500.0),
             run_of("ours", 11000.0, "8b"), failed("fsdp2", size="8b"),
         ]
-        self.rows = report.summarised(self.runs, rows.REFERENCES)
+        self.rows = report.summarised(self.runs, rows.REFERENCES, rows.ALONE)
         self.of = {(r["size"], r["program"]): r for r in self.rows}
 
     def test_medians_and_ratios(self):
@@ -123,19 +124,24 @@ class Tables(unittest.TestCase):
         self.assertIsNone(self.of["8b", "ours"]["ratio"])  # its reference failed
         self.assertIsNone(self.of["1b", "fairscale"]["ratio"])
 
+    def test_what_communicates_nothing_has_no_ratio(self):
+        self.assertIsNone(self.of["1b", "torch alone"]["ratio"])
+        self.assertEqual(self.of["1b", "torch alone"]["tokens_per_s_per_gpu"], 71000.0)
+
     def test_markdown(self):
         text = report.markdown(self.rows, "Llama-3", compare.described_sizes())
         self.assertIn("| ours | 67,000 (66,000-68,000) | 56.6 | 54.8 |", text)
         self.assertIn("| 1.081 | 2 |", text)
         self.assertIn("| fairscale | failed: out of memory |", text)
         self.assertIn("## 1b: 1b, 4 x 4096 tokens a GPU", text)
-        widths = {line.count(" | ") for line in text.splitlines() if line.startswith("| o")}
+        widths = {line.count(" | ") for line in text.splitlines() if line.startswith("| ours |")}
         self.assertEqual(widths, {len(report.COLUMNS) + 2})
 
     def test_bars(self):
-        picture = ElementTree.fromstring(report.bars_svg(self.rows, "a < b & c"))
+        picture = ElementTree.fromstring(report.bars_svg(self.rows, "a < b & c", rows.SWEPT))
         rects = [e for e in picture.iter() if e.tag.endswith("rect")]
-        self.assertEqual(len(rects), 1 + sum("error" not in r for r in self.rows))
+        shown = [r for r in self.rows if "error" not in r and r["program"] != "ours depth 4"]
+        self.assertEqual(len(rects), 1 + len(shown))
         words = [e.text for e in picture.iter() if e.tag.endswith("text")]
         self.assertIn("1.08", words)
         for rect in rects[1:]:
