@@ -228,7 +228,7 @@ class Comparison:
         weights = self.weights() if curves and prepare else "WEIGHTS"
         return rows.peer_command(row, sys.executable, "benchmarks/peers/torch_llama_sharded.py",
                                  self.gpus, free_port() if prepare else "PORT", steps,
-                                 self.untimed - 1, result, weights, text)
+                                 self.untimed - 2, result, weights, text)
 
     def shown(self, command):
         """As it is kept: without where this machine has things."""
@@ -258,6 +258,9 @@ class Comparison:
             command = self.command(row, str(result))
             run["command"] = self.shown(command)
             code, late = self.execute(command, self.environment_of(row), log, limit)
+            if late and limit < self.a.row_seconds:  # its fault or ours?
+                self.skipped.append(f"{row.key}, round {number + 1}")
+                return
             printed = log.read_text(errors="replace")[-20000:]
             run.update(self.measured(row, result) or
                        {"error": report.why(printed, code, late, limit)})

@@ -214,7 +214,8 @@ def fairscale_trainer(a, rt, model, first, loss):
     model.to_empty(device=rt.device)
     set_first_values(model, first, 0, 1)
     options = {"mixed_precision": True, "compute_dtype": torch.bfloat16, "flatten_parameters": True,
-               "reshard_after_forward": a.reshard, "fp32_reduce_scatter": a.reduce_dtype == "fp32"}
+               "reshard_after_forward": a.reshard, "compute_device": rt.device,
+               "fp32_reduce_scatter": a.reduce_dtype == "fp32"}
     for name, block in list(model.layers.named_children()):
         block = checkpoint_wrapper(block) if a.ac == "full" else block
         model.layers.register_module(name, FullyShardedDataParallel(block, **options))
