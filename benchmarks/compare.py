@@ -258,12 +258,12 @@ class Comparison:
             command = self.command(row, str(result))
             run["command"] = self.shown(command)
             code, late = self.execute(command, self.environment_of(row), log, limit)
-            if late and limit < self.a.row_seconds:  # its fault or ours?
+            measured = self.measured(row, result)
+            if measured is None and late and limit < self.a.row_seconds:  # its fault or ours?
                 self.skipped.append(f"{row.key}, round {number + 1}")
                 return
             printed = log.read_text(errors="replace")[-20000:]
-            run.update(self.measured(row, result) or
-                       {"error": report.why(printed, code, late, limit)})
+            run.update(measured or {"error": report.why(printed, code, late, limit)})
         except Exception as error:  # nothing that one row does ends the others
             run["error"] = f"{type(error).__name__}: {error}"[:200]
         run["seconds"] = round(time.monotonic() - begin, 1)
@@ -291,6 +291,7 @@ class Comparison:
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 late = True
+                time.sleep(2)  # until the GPUs' memory is free again
         return child.returncode, late
 
     def measured(self, row, result):
@@ -301,7 +302,7 @@ class Comparison:
         lines = [json.loads(line) for line in result.read_text().splitlines() if line.strip()]
         good = [line for line in lines if "error" not in line]
         if good:
-            return report.peer_run(good[0])
+            return report.peer_run(good[-1])
         error = lines[0]["error"] if lines else "no result"
         return {"error": "out of memory" if "out of memory" in error.lower() else error[:160]}
 

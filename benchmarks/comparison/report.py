@@ -48,7 +48,8 @@ def peer_run(result):
     kept["host_ms"] = result["host_launch_ms"]
     if result.get("world", 1) == 1:
         kept.update(communication_ms=None, exposed_ms=None, overlap_pct=None)
-    for key in ("peak_allocated_gib", "peak_reserved_gib", "ready_s", "profile_error", "losses"):
+    for key in ("torch", "gpu", "peak_allocated_gib", "peak_reserved_gib", "ready_s",
+                "profile_error", "losses"):
         if key in result:
             kept[key] = result[key]
     return kept

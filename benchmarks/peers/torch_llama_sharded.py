@@ -287,6 +287,8 @@ def run(a, rt):
         "losses": [round(v, 6) for v in curve],
     })
     if a.profile:
+        if rt.rank == 0 and a.json:  # should the profile hang
+            keep(a, {**result, "profile_error": "the run ended before its profile"})
         try:
             own = profiled(a, rt, one)
         except Exception as error:  # the times above still count
@@ -296,12 +298,15 @@ def run(a, rt):
         report(a, result)
 
 
+def keep(a, result):
+    with open(a.json, "a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
+
+
 def report(a, result):
-    line = json.dumps(result)
-    print(line, flush=True)
+    print(json.dumps(result), flush=True)
     if a.json:
-        with open(a.json, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        keep(a, result)
 
 
 def parse(arguments=None):
@@ -348,7 +353,7 @@ def parse(arguments=None):
     p.add_argument("--profile", action="store_true", help="how much communication is exposed")
     p.add_argument("--profile-steps", type=int, default=3)
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    p.add_argument("--json", default="", help="add the line to this file")
+    p.add_argument("--json", default="", help="add the line to this file; its last is the result")
     a = p.parse_args(arguments)
     if a.steps < 1 or a.warmup < 1:
         p.error("--steps and --warmup are at least 1")

@@ -262,6 +262,13 @@ class Programs(unittest.TestCase):
         _, everything = self.compared(peer)
         self.assertEqual(everything["rows"][1]["error"], "out of memory")
 
+    def test_a_peer_that_hangs_in_its_profile(self):
+        peer = self.script("peer", "import json, sys, time\n"
+                           f"open(sys.argv[1], 'w').write(json.dumps({PEER!r}) + '\\n')\n"
+                           "time.sleep(600)\n")
+        _, everything = self.compared(peer, "--row-seconds", "2")
+        self.assertEqual(everything["rows"][1]["tokens_per_s_per_gpu"], 62000.5)
+
     def test_a_peer_that_cannot_run(self):
         _, everything = self.compared(str(self.folder / "missing"))
         self.assertIn("FileNotFoundError", everything["rows"][1]["error"])
