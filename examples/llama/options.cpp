@@ -101,8 +101,11 @@ void check(const Options& o) {
   if (o.spawn > 0 && o.ranks > 1) {
     throw InputError("--spawn and --ranks exclude each other.");
   }
-  if (o.no_collectives && (o.graph || o.digest)) {
-    throw InputError("--no-collectives goes with neither --graph nor --digest.");
+  if (o.no_collectives &&
+      (o.graph || o.digest || o.strategy != StrategyName::zero2 || o.untimed == 0)) {
+    throw InputError(
+        "--no-collectives takes --strategy zero2 and an untimed step, and neither --graph nor "
+        "--digest.");
   }
   if (o.plain && (o.ranks > 1 || o.spawn > 0 || o.graph || o.digest || !o.trace.empty() ||
                   o.force_collectives || o.precision != PrecisionName::bf16)) {
@@ -245,7 +248,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
                "gather and reduce at one rank as several would");
   app.add_flag("--plain", o.plain, "without tessera, in buffers of its own: to compare with");
   app.add_flag("--no-collectives", o.no_collectives,
-               "send nothing after the untimed steps: what compute alone takes");
+               "send nothing and learn nothing after the untimed steps: what compute alone takes; "
+               "with --strategy zero2, whose weights stay");
   app.add_flag("--sequential", o.sequential, "gather and reduce beside nothing");
   app.add_option("--prefetch-depth", o.prefetch_depth, "units gathered ahead")->check(whole(0, 64));
   app.add_option("--reductions-in-flight", o.reductions_in_flight,

@@ -98,8 +98,10 @@ class ShardedRun {
   }
 
   Ticket enqueue(std::size_t step) {
-    shard_.set_learning_rate(learning_rate(o_, step));
-    if (o_.no_collectives && step == o_.untimed) ranks_.fall_silent();
+    const bool silent = o_.no_collectives && step >= o_.untimed;
+    if (silent) ranks_.fall_silent();
+    // What is in the buffers stays plausible, on which the products' speed depends.
+    shard_.set_learning_rate(silent ? 0.0f : learning_rate(o_, step));
     std::vector<Batches::Batch> batches;
     for (std::size_t m = 0; m < o_.accumulate; ++m) batches.push_back(batches_.fill(step, m));
     // A graph from the third step on, when orders are expected and kernels loaded.

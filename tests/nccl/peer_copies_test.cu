@@ -72,7 +72,8 @@ TEST_CASE("gathers and sums in opened memory, on two channels at a time, over an
           auto* gradients = reinterpret_cast<float*>(memory + 4 * bytes);
           auto* sums = reinterpret_cast<float*>(memory + 8 * bytes);
           std::byte* const scratch = memory + 10 * bytes;
-          const std::vector<float> mine = ::nccl_test::gradients<float>(ranks.rank(), 2 * kElements);
+          const std::vector<float> mine =
+              ::nccl_test::gradients<float>(ranks.rank(), 2 * kElements);
           must(cudaMemcpy(gradients, mine.data(), 2 * bytes, cudaMemcpyHostToDevice), "set");
           for (int turn = 0; turn < 20; ++turn) {
             CAPTURE(turn);
@@ -146,9 +147,7 @@ TEST_CASE("an abort ends a stream's wait for a peer that does not come; so does 
 TEST_CASE("plans that differ are refused where memory is opened") {
   if (!have_devices(2)) return;
   const auto thrown = on_two_devices(by_copies(60s), [](Nccl ranks, Stream&) {
-    CHECK(contains(refusal([&] {
-                     (void)ranks.allocate(ranks.rank() == 0 ? 1 << 20 : 1 << 21);
-                   }),
+    CHECK(contains(refusal([&] { (void)ranks.allocate(ranks.rank() == 0 ? 1 << 20 : 1 << 21); }),
                    "the ranks' plans differ"));
   });
   CHECK(thrown == std::vector<std::string>(2));

@@ -421,16 +421,15 @@ TEST_CASE("mpirun's environment: Open MPI's and MPICH's names, one host without 
   other["PMIX_NAMESPACE"] = "job2";
   CHECK(read(other).job != here.job);
   other["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
-  CHECK(contains(refusal(other), "OMPI_COMM_WORLD_SIZE is 4, but the environment variable "
-                                 "MASTER_ADDR is not set"));
+  CHECK(contains(refusal(other),
+                 "OMPI_COMM_WORLD_SIZE is 4, but the environment variable "
+                 "MASTER_ADDR is not set"));
   other["MASTER_ADDR"] = "node7";
   other["MASTER_PORT"] = "1234";
   CHECK(read(other).address == "node7");
   CHECK(read(other).port == 1234);
-  const LaunchEnvironment mpich = read({{"PMI_RANK", "1"},
-                                        {"PMI_SIZE", "2"},
-                                        {"MPI_LOCALRANKID", "1"},
-                                        {"MPI_LOCALNRANKS", "2"}});
+  const LaunchEnvironment mpich = read(
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
   CHECK(mpich.rank == 1);
   CHECK(mpich.size == 2);
   CHECK(mpich.local_rank == 1);

@@ -58,7 +58,7 @@ struct Cost {
 ///   `f.enabled()` is false by then; `f.rounding_key(tensor)` gives arguments that are rounded
 ///   stochastically their key. `resident` is the same table in the backend's memory;
 /// - `for_each(stream, n, f)` calls f(0) ... f(n - 1) in any order;
-/// - `norm_nodes` folds each range into the nodes of its tree;
+/// - `norm_nodes` folds each range, of a table or of a part of one, into the nodes of its tree;
 /// - ahead_of_collective(stream) is called before each collective: the place of known delays;
 /// - begin_annotation and end_annotation name what the caller is doing, for a profiler;
 /// - capturing() tells that work is being recorded, not done: see cuda/graph.hpp;

@@ -139,13 +139,14 @@ __global__ void __launch_bounds__(kCudaThreads)
     norm_windows_kernel(const NormRange* ranges, std::uint32_t count) {
   __shared__ double values[kNormWindow];
   __shared__ __align__(16) unsigned char cells[sizeof(StagedCells<float>)];
+  const std::uint64_t block = ranges[0].first_window + blockIdx.x;
   std::uint32_t low = 0;
   for (std::uint32_t high = count; high - low > 1;) {
     const std::uint32_t middle = (low + high) / 2;
-    (ranges[middle].first_window <= blockIdx.x ? low : high) = middle;
+    (ranges[middle].first_window <= block ? low : high) = middle;
   }
   const NormRange range = ranges[low];
-  const std::uint64_t index = blockIdx.x - range.first_window;
+  const std::uint64_t index = block - range.first_window;
   const std::uint64_t first = range.first_cell;
   const std::uint64_t last = first + cells_of(range.elements);
   const std::uint64_t window = (first / kNormWindow + index) * kNormWindow;

@@ -209,7 +209,7 @@ class CudaRuntime {
     if (ranges.empty()) return;
     const NormRange& last = ranges.back();
     const std::uint64_t windows =
-        last.first_window +
+        last.first_window - ranges.front().first_window +
         windows_of(last.first_cell, last.first_cell + cells_of(last.elements), norm_window);
     detail::launch_norm(stream.handle, kind, resident, static_cast<std::uint32_t>(ranges.size()),
                         windows);

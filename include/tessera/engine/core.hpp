@@ -39,7 +39,7 @@ class Core {
         gathering_(c_),
         reducing_(c_),
         leases_(c_, gathering_, reducing_),
-        stepping_(c_, gathering_, *rule_),
+        stepping_(c_, gathering_, reducing_, *rule_),
         capture_(c_, gathering_, reducing_, leases_, stepping_),
         pending_(c_.backend),
         learning_rate_(learning_rate),

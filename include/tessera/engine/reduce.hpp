@@ -94,6 +94,8 @@ class Reducing {
   /// Reduces the bucket, if anything waits in it.
   void flush() {
     if (bucket_.empty()) return;
+    c_.backend.record(earlier_, c_.reducing());
+    latest_ = bucket_.units();
     c_.backend.record(ready_, c_.compute());
     c_.backend.wait(c_.reducing(), ready_);
     launch();
@@ -124,6 +126,12 @@ class Reducing {
     }
   }
 
+  /// The units of the latest collective, and an event that its stream reaches ahead of it: what is
+  /// made of the other units' sums need not wait for these.
+  const std::vector<std::uint32_t>& latest() const { return latest_; }
+  typename B::Event& earlier() { return earlier_; }
+  void forget_latest() { latest_.clear(); }
+
   /// Forward leases begin again: the last micro-step's reductions are due, and its slots are free
   /// for gathers, which wait for the reductions where they share memory.
   void end_micro_step() {
@@ -142,6 +150,7 @@ class Reducing {
   void forget() {
     retire_all();
     bucket_.clear();
+    latest_.clear();
     for (UnitState<B>& unit : c_.units) {
       if (unit.gradient_slot != kNoSlot) {
         c_.slots.give_back(unit.gradient_slot, c_.compute());
@@ -276,7 +285,9 @@ class Reducing {
   Bucket bucket_;
   std::deque<InFlight> in_flight_;
   std::vector<ReduceSegment> segments_;
+  std::vector<std::uint32_t> latest_;
   typename B::Event ready_;
+  typename B::Event earlier_;
 };
 
 }  // namespace tessera::engine

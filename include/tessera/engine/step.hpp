@@ -2,6 +2,7 @@
 // it is enqueued; what is decided on the way stays in the backend's memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -9,6 +10,7 @@
 
 #include "tessera/engine/context.hpp"
 #include "tessera/engine/gather.hpp"
+#include "tessera/engine/reduce.hpp"
 #include "tessera/engine/step_functions.hpp"
 #include "tessera/engine/step_memory.hpp"
 #include "tessera/engine/update_rule.hpp"
@@ -20,8 +22,9 @@ class Stepping {
  public:
   using B = typename Bk::Runtime;
 
-  Stepping(Context<Bk>& context, Gathering<Bk>& gathering, const UpdateRule<B>& rule)
-      : c_(context), gathering_(gathering), rule_(rule) {}
+  Stepping(Context<Bk>& context, Gathering<Bk>& gathering, Reducing<Bk>& reducing,
+           const UpdateRule<B>& rule)
+      : c_(context), gathering_(gathering), reducing_(reducing), rule_(rule) {}
 
   /// After materialize: the tables of ranges, and the optimizer's clock.
   void start() {
@@ -44,12 +47,14 @@ class Stepping {
   void run(float learning_rate) {
     include();
     if (!c_.policy.strategy.shard_optimizer && c_.world() > 1) gather_sums();
+    const std::size_t folded = fold_early();
     wait_for_reductions();
     c_.check();
     // In a graph it would stay what it was: there it is set ahead of each replay.
     if (!c_.backend.capturing()) set_learning_rate(learning_rate);
-    decide();
+    decide(folded);
     update();
+    reducing_.forget_latest();
     for (UnitState<B>& unit : c_.units) unit.reduced = false;
   }
 
@@ -128,15 +133,36 @@ class Stepping {
     c_.recorder.end(span);
   }
 
+  // The first `count` ranges, or those from there on.
+  void fold(std::size_t first, std::size_t count) {
+    const StepMemory& at = c_.map.step_memory;
+    c_.backend.norm_nodes(c_.compute(), c_.options.norm,
+                          std::span(c_.tables.norm_ranges).subspan(first, count),
+                          c_.template step_array<NormRange>(at.norm_ranges) + first);
+  }
+
+  // Compute has time until the last reduction has ended: it folds the ranges ahead of that one's,
+  // and tells how many.
+  std::size_t fold_early() {
+    const std::vector<std::uint32_t>& latest = reducing_.latest();
+    if (latest.empty()) return 0;
+    const std::vector<std::uint32_t>& units = c_.tables.norm_units;
+    const auto end = std::find_first_of(units.begin(), units.end(), latest.begin(), latest.end());
+    const auto count = static_cast<std::size_t>(end - units.begin());
+    if (count == 0) return 0;
+    c_.backend.wait(c_.compute(), reducing_.earlier());
+    fold(0, count);
+    return count;
+  }
+
   // Each rank folds what it holds, all exchange their nodes, all evaluate the same tree.
-  void decide() {
+  void decide(std::size_t folded) {
     const StepMemory& at = c_.map.step_memory;
     const std::uint64_t tensors = c_.registry.tensors().size();
     const std::uint64_t stride = c_.norm_tree->stride();
     auto* nodes = c_.template step_array<double>(at.nodes);
     auto* values = c_.template step_array<double>(at.tensor_norms);
-    c_.backend.norm_nodes(c_.compute(), c_.options.norm, c_.tables.norm_ranges,
-                          c_.template step_array<NormRange>(at.norm_ranges));
+    fold(folded, c_.tables.norm_ranges.size() - folded);
     if (c_.communicates() && stride > 0) exchange(nodes, stride);
     c_.backend.for_each(
         c_.compute(), tensors,
@@ -218,7 +244,10 @@ class Stepping {
     tables = {};
     tables.groups.resize(c_.units.size());
     std::uint64_t windows = 0;
-    for (const TensorRecord& tensor : c_.registry.tensors()) add_norm_range(tensor, windows);
+    const std::vector<TensorRecord>& tensors = c_.registry.tensors();
+    for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor) {
+      add_norm_range(*tensor, windows);
+    }
     for (std::uint32_t u = 0; u < c_.units.size(); ++u) {
       for (std::uint32_t g = 0; g < c_.layout(u).group_count; ++g) {
         if (c_.layout(u).groups[g].trainable) add_update_ranges(u, g);
@@ -248,6 +277,7 @@ class Stepping {
     windows +=
         windows_of(range.first_cell, range.first_cell + cells_of(range.elements), B::norm_window);
     c_.tables.norm_ranges.push_back(range);
+    c_.tables.norm_units.push_back(tensor.unit);
   }
 
   // The parts of a group's tensors that this rank updates: not the padding between them.
@@ -284,6 +314,7 @@ class Stepping {
 
   Context<Bk>& c_;
   Gathering<Bk>& gathering_;
+  Reducing<Bk>& reducing_;
   const UpdateRule<B>& rule_;
   typename B::Event event_;
   std::vector<unsigned char> included_;

@@ -18,7 +18,9 @@ struct GroupRanges {
 
 /// Copies of what lies in the backend's memory, in the same order.
 struct StepTables {
+  /// Those of the last unit first: the order in which backward reduces them.
   std::vector<NormRange> norm_ranges;
+  std::vector<std::uint32_t> norm_units;  ///< of which unit each is
   std::vector<ElementRange> update_ranges;
   std::vector<std::vector<GroupRanges>> groups;  ///< by unit
 };

@@ -32,17 +32,24 @@ class PeerCollective {
   PeerCollective(const StreamFlags& flags, const PeerRange& range, int channel, cudaStream_t stream)
       : flags_(flags), range_(range), channel_(channel), stream_(stream) {}
 
-  void announce(PeerRange::Phase phase) const {
-    for (int step = 1; step < range_.size(); ++step) {
-      const int to = (range_.rank() + step) % range_.size();
-      flags_.raise(stream_, range_.flag(to, channel_, phase, range_.rank()));
-    }
+  /// The peers may write here, and from then on they may be written to.
+  void begin() const {
+    StreamFlags::Operations flags;
+    announce(flags, PeerRange::Phase::ready);
+    await(flags, PeerRange::Phase::ready);
+    flags_.enqueue(stream_, flags);
   }
-  void await(PeerRange::Phase phase) const {
-    for (int step = 1; step < range_.size(); ++step) {
-      const int from = (range_.rank() + range_.size() - step) % range_.size();
-      flags_.take(stream_, range_.flag(range_.rank(), channel_, phase, from));
-    }
+  /// What was pushed has arrived.
+  void end_pushes() const {
+    StreamFlags::Operations flags;
+    announce(flags, PeerRange::Phase::done);
+    flags_.enqueue(stream_, flags);
+  }
+  /// What the peers pushed is here.
+  void end() const {
+    StreamFlags::Operations flags;
+    await(flags, PeerRange::Phase::done);
+    flags_.enqueue(stream_, flags);
   }
   /// To the place of `peer` that corresponds to `place` here.
   void push(int peer, const void* place, const void* from, std::uint64_t bytes) const {
@@ -54,6 +61,19 @@ class PeerCollective {
   int rank() const { return range_.rank(); }
 
  private:
+  void announce(StreamFlags::Operations& flags, PeerRange::Phase phase) const {
+    for (int step = 1; step < range_.size(); ++step) {
+      const int to = (range_.rank() + step) % range_.size();
+      flags.raise(range_.flag(to, channel_, phase, range_.rank()));
+    }
+  }
+  void await(StreamFlags::Operations& flags, PeerRange::Phase phase) const {
+    for (int step = 1; step < range_.size(); ++step) {
+      const int from = (range_.rank() + range_.size() - step) % range_.size();
+      flags.take(range_.flag(range_.rank(), channel_, phase, from));
+    }
+  }
+
   const StreamFlags& flags_;
   const PeerRange& range_;
   int channel_;
@@ -87,9 +107,7 @@ inline const PeerRange* peer_range(const NcclState& state, std::span<const Reduc
 
 inline void gather_by_copies(const PeerCollective& to, const NcclPlace& place,
                              std::span<const GatherSegment> segments) {
-  to.announce(PeerRange::Phase::ready);
-  for (const GatherSegment& segment : segments) copy_own_piece(place, segment);
-  to.await(PeerRange::Phase::ready);
+  to.begin();
   for (int step = 1; step < to.size(); ++step) {
     const int peer = (to.rank() + step) % to.size();
     for (const GatherSegment& segment : segments) {
@@ -97,15 +115,15 @@ inline void gather_by_copies(const PeerCollective& to, const NcclPlace& place,
               segment.piece, segment.bytes);
     }
   }
-  to.announce(PeerRange::Phase::done);
-  to.await(PeerRange::Phase::done);
+  to.end_pushes();
+  for (const GatherSegment& segment : segments) copy_own_piece(place, segment);
+  to.end();
 }
 
 /// Every rank's part of the gradients into its scratch, as add_exchange() does.
 inline void exchange_by_copies(const PeerCollective& to, std::span<const ReduceSegment> segments,
                                std::byte* scratch) {
-  to.announce(PeerRange::Phase::ready);
-  to.await(PeerRange::Phase::ready);
+  to.begin();
   for (int step = 1; step < to.size(); ++step) {
     const int peer = (to.rank() + step) % to.size();
     // Where the peer keeps this rank's part: its scratch begins at the same offset.
@@ -118,8 +136,8 @@ inline void exchange_by_copies(const PeerCollective& to, std::span<const ReduceS
       parts.pass(segment);
     }
   }
-  to.announce(PeerRange::Phase::done);
-  to.await(PeerRange::Phase::done);
+  to.end_pushes();
+  to.end();
 }
 
 /// How long an all-gather takes, by NCCL and by copies.
