@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <mutex>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
@@ -275,10 +274,6 @@ void Matmuls::choose_by_time(Plan& plan, const void* left, const void* right, vo
 }
 
 void Matmuls::tune(const std::vector<Wanted>& wanted, const MatmulTuning& tuning) {
-  // One rank of a process after the other: times are undisturbed, and those that follow find what
-  // the first has written.
-  static std::mutex one_at_a_time;
-  const std::lock_guard<std::mutex> lock(one_at_a_time);
   if (!tuning.file.empty()) read(tuning.file);
   std::vector<Plan*> open;
   std::size_t left = 0, right = 0, result = 0;

@@ -1,5 +1,6 @@
 #include "transformer.hpp"
 
+#include <mutex>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -41,6 +42,10 @@ Transformer<T>::Transformer(const Config& config, std::size_t batch, std::size_t
       stream_(stream),
       matmuls_(stream, std::is_same_v<T, float> ? MatmulElement::f32 : MatmulElement::bf16),
       attention_(stream, shape_, options.deterministic) {
+  // One rank of a process after the other: times are undisturbed, and those that follow find what
+  // the first has written.
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
   matmuls_.tune(products_of(config, shape_.rows(), options.accumulates), options.tuning);
   // A plan that is chosen by time may be another one in the next run.
   if (options.tuning.measured && !options.deterministic) attention_.tune();
