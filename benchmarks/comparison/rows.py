@@ -30,7 +30,7 @@ OURS = {
     "ours replicate": ["--strategy", "replicate"],
     **{f"ours bucket {n}": ["--bucket-mib", str(n)] for n in (8, 32, 128, 512)},
     **{f"ours depth {n}": ["--prefetch-depth", str(n)] for n in (0, 2, 4)},
-    **{f"ours in flight {n}": ["--reductions-in-flight", str(n)] for n in (1, 4)},
+    **{f"ours in flight {n}": ["--reductions-in-flight", str(n)] for n in (0, 2, 4)},
     **{f"ours by {t}": ["--transport", t] for t in ("kernels", "windows", "peer")},
 }
 
@@ -129,7 +129,7 @@ def sittings(gpus, rounds, quick):
                        "fairscale"]),
         *[Sitting(size, [*[f"ours bucket {n}" for n in (8, 32, 128, 512)],
                          *[f"ours depth {n}" for n in (0, 2, 4)],
-                         *[f"ours in flight {n}" for n in (1, 4)],
+                         *[f"ours in flight {n}" for n in (0, 2, 4)],
                          *[f"ours by {t}" for t in ("kernels", "windows", "peer")],
                          "ours sequential"]) for size in ("8b", "1b")],
         Sitting("curves", ["ours", "ours bf16", "ours split-bf16", "fsdp2", "deepspeed zero3",

@@ -80,9 +80,15 @@ int main(int argc, char** argv) {
     std::optional<llama::Options> options = llama::parse_options(argc, argv);
     if (!options) return 0;
     if (options->spawn > 0) {
+      if (tessera::Nccl::launched()) {
+        throw llama::InputError("--spawn starts ranks, and this is one that a launcher started.");
+      }
       if (const std::optional<int> ended = llama::spawn_ranks(options->spawn)) return *ended;
     }
     options->processes = tessera::Nccl::launched();
+    if (options->processes && options->plain) {
+      throw llama::InputError("--plain is one rank, and a launcher started several.");
+    }
     if (options->processes && options->ranks > 1) {
       throw llama::InputError(
           "--ranks are threads of one process, and a launcher started several.");

@@ -1,5 +1,7 @@
 #include "matmul.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -387,7 +389,7 @@ void Matmuls::write(const std::string& file) const {
     std::memcpy(numbers.data(), plan->candidates[plan->chosen].data, sizeof numbers);
     all[plan->name(element_)] = numbers;
   }
-  const std::string beside = file + ".new";
+  const std::string beside = file + '.' + std::to_string(::getpid());
   std::ofstream out(beside);
   out << header() << '\n';
   for (const auto& [name, numbers] : all) {

@@ -47,7 +47,7 @@ void set(const char* name, std::size_t value) { ::setenv(name, std::to_string(va
 
 void become_rank(std::size_t rank, std::size_t ranks, int port, pid_t parent) {
   // Not to be left behind where the parent is killed, which may have happened already.
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   set("RANK", rank);
   set("WORLD_SIZE", ranks);
@@ -71,8 +71,15 @@ int wait_for(std::vector<pid_t> running) {
   };
   while (!running.empty()) {
     int status = 0;
-    const pid_t ended = ::waitpid(-1, &status, WNOHANG);
-    if (ended < 0 && errno != EINTR) break;
+    // One by one: the process may have other children, from before it became this program.
+    pid_t ended = 0;
+    for (std::size_t i = 0; i < running.size() && ended == 0; ++i) {
+      ended = ::waitpid(running[i], &status, WNOHANG);
+      if (ended < 0) {  // somebody else has waited for it
+        ended = running[i];
+        status = 1 << 8;
+      }
+    }
     if (ended > 0) {
       std::erase(running, ended);
       const int code = exit_code(status);
@@ -98,6 +105,7 @@ int wait_for(std::vector<pid_t> running) {
 std::optional<int> spawn_ranks(std::size_t ranks) {
   const int port = free_port();
   const pid_t parent = ::getpid();
+  ::signal(SIGCHLD, SIG_DFL);  // ignored, children would leave no status
   std::vector<pid_t> running;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const pid_t pid = ::fork();

@@ -1,8 +1,10 @@
 // A sharded run, for a policy: ranks are threads, which take the GPUs in turn, or processes.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -61,9 +63,11 @@ class ShardedRun {
     }
     std::size_t free = 0, total = 0;
     require(cudaMemGetInfo(&free, &total), "asking for free memory");
-    (void)sums_.exchange(0);  // nobody gives memory back before all have asked
+    // Of the fullest device; and nobody gives memory back before all have asked.
+    for (const double used : sums_.exchange(static_cast<double>(total - free))) {
+      own.device_bytes = std::max(own.device_bytes, static_cast<std::uint64_t>(used));
+    }
     if (!first) return;
-    own.device_bytes = total - free;
     own.strategy = Model::description().strategy.name;
     own.precision = Model::description().precision.name;
     own.planned_bytes = shard_.plan().total_bytes();

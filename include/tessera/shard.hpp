@@ -263,7 +263,7 @@ class Shard {
   /// close of the unit's first backward lease after it: the caller may keep there, on the compute
   /// stream, what lives as long, such as the unit's own activations. What it writes replaces the
   /// gradients that full() and local() would give. Empty where gradients are written there
-  /// directly, and for frozen units. At least 256 bytes aligned on devices.
+  /// directly, and for frozen units. Aligned to 128 bytes on devices.
   std::span<std::byte> idle_memory(Unit unit) {
     core_.require_materialized();
     check_unit(unit);

@@ -428,15 +428,30 @@ TEST_CASE("mpirun's environment: Open MPI's and MPICH's names, one host without 
   other["MASTER_PORT"] = "1234";
   CHECK(read(other).address == "node7");
   CHECK(read(other).port == 1234);
-  const LaunchEnvironment mpich = read(
-      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
+  const LaunchEnvironment mpich = read({{"PMI_RANK", "1"},
+                                        {"PMI_SIZE", "2"},
+                                        {"MPI_LOCALRANKID", "1"},
+                                        {"MPI_LOCALNRANKS", "2"},
+                                        {"MASTER_PORT", "4321"}});
   CHECK(mpich.rank == 1);
   CHECK(mpich.size == 2);
   CHECK(mpich.local_rank == 1);
+  CHECK(mpich.address == "127.0.0.1");
+  // It does not say which run it is: two at the same port would take each other's ranks.
+  CHECK(contains(refusal({{"PMI_RANK", "1"},
+                          {"PMI_SIZE", "2"},
+                          {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "2"}}),
+                 "MASTER_PORT is not set"));
   // A launcher's own names count before those of an MPI around it.
   Environment both = kGood;
   both.insert(open_mpi.begin(), open_mpi.end());
   CHECK(read(both).size == 8);
+  Environment left_over = open_mpi;
+  left_over["WORLD_SIZE"] = "1";
+  CHECK(contains(refusal(left_over),
+                 "WORLD_SIZE is 1, but OMPI_COMM_WORLD_SIZE, of mpirun of Open "
+                 "MPI, is 4"));
   Environment late = open_mpi;
   late["OMPI_COMM_WORLD_RANK"] = "4";
   CHECK(contains(refusal(late), "OMPI_COMM_WORLD_RANK is 4, but OMPI_COMM_WORLD_SIZE is 4"));

@@ -42,7 +42,6 @@ class Capture {
     require_between_steps("a capture");
     give_back_gathered();
     report_.reset();
-    c_.forget_update_waits();
     if (!c_.options.trace) c_.recorder.pause();
   }
   /// The step that is being recorded calls step().

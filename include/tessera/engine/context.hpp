@@ -180,7 +180,7 @@ struct Context {
   }
   /// The pieces of all units have.
   void note_update() {
-    backend.record(updated, compute());
+    backend.record(all_updated, compute());
     for (UnitState<B>& unit : units) unit.pending_update = PendingUpdate::all;
   }
   /// The user may change them on compute from here to the next gather.
@@ -190,12 +190,8 @@ struct Context {
     switch (std::exchange(units[unit].pending_update, PendingUpdate::none)) {
       case PendingUpdate::none: return;
       case PendingUpdate::own: return backend.wait(gathering(), units[unit].updated);
-      case PendingUpdate::all: return backend.wait(gathering(), updated);
+      case PendingUpdate::all: return backend.wait(gathering(), all_updated);
     }
-  }
-  /// What is recorded from here on needs waits of its own.
-  void forget_update_waits() {
-    for (UnitState<B>& unit : units) unit.pending_update = PendingUpdate::all;
   }
 
   /// Blocks the caller, for no longer than the communicator's time-out where it watches streams: a
@@ -250,7 +246,7 @@ struct Context {
   // Declared ahead of the backend: streams may still touch events while the backend ends.
   EventPool<B> events;
   std::vector<UnitState<B>> units;
-  typename B::Event updated;  ///< on compute: all pieces are what they are
+  typename B::Event all_updated;  ///< on compute: all pieces are what they are
   bool edit_expected = false;
 
   B backend;

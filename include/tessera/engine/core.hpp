@@ -51,10 +51,16 @@ class Core {
   ~Core() {
     // Left by an exception: the other ranks must not wait for this one.
     if (std::uncaught_exceptions() > exceptions_) abort("its Shard was left by an exception");
+    // A peer that is gone ends the wait by the time-out, after which nothing is waited for.
+    try {
+      c_.await(c_.gathering());
+      c_.await(c_.reducing());
+    } catch (...) {  // who waits for a report has been told, or will be
+    }
     try {
       c_.backend.synchronize(c_.gathering());
       c_.backend.synchronize(c_.reducing());
-    } catch (...) {  // a device that is lost: who used it has been told, or will be
+    } catch (...) {  // a device that is lost
     }
     // The tensors are left alone: outside leases they point at null already, and a trainer may
     // well have destroyed them first.

@@ -103,12 +103,12 @@ class Recorder {
   void resolve(StepReport& report, const Spans& spans) {
     std::vector<Interval> leases;
     std::vector<Interval> waits;
-    std::int64_t communication = 0;
+    std::vector<Interval> collectives;
     for (std::size_t i = 0; i < spans.count; ++i) {
       const Record& record = (*spans.records)[i];
       if (!record.ended) continue;
       const Interval time{backend_.time_ns(record.from), backend_.time_ns(record.to)};
-      if (record.span == Span::collective) communication += time.second - time.first;
+      if (record.span == Span::collective) collectives.push_back(time);
       if (record.span == Span::lease) leases.push_back(time);
       if (record.span == Span::wait) waits.push_back(time);
       if (keep_trace_) {
@@ -118,7 +118,8 @@ class Recorder {
     }
     merge(leases);
     merge(waits);
-    report.communication_ms = ms(communication);
+    merge(collectives);  // gathers and reductions may run at a time
+    report.communication_ms = ms(length(collectives));
     report.exposed_ms = ms(length(waits));
     report.compute_ms = ms(length(leases) - common(leases, waits));
   }

@@ -24,7 +24,7 @@ struct StepReport {
   /// Leases were open and compute was not held up. On a device without Options::trace: all of the
   /// time from the first lease to step() in which compute was not held up.
   double compute_ms = 0;
-  double communication_ms = 0;   ///< collectives ran, waiting for other ranks included
+  double communication_ms = 0;   ///< a collective ran, waiting for other ranks included
   double exposed_ms = 0;         ///< compute was held up by gathers, reductions and the norm
   double host_enqueue_us = 0;    ///< the caller spent in the library, waits left out
   CollectiveCounts collectives;  ///< since the previous step

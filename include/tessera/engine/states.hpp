@@ -218,6 +218,7 @@ class States {
                               std::uint64_t element) {
     std::vector<std::byte> result(tensor.elements * element);
     if (is_whole(state, tensor)) {  // by rule, not by size: every rank must decide alike
+      c_.await(c_.compute());
       c_.backend.read(c_.compute(), result.data(), from, result.size());
       return result;
     }
@@ -280,7 +281,7 @@ class States {
       c_.backend.copy(c_.compute(), mine, from + of.begin * element,
                       std::min(of.size(), own.size() - of.begin) * element);
     }
-    c_.backend.synchronize(c_.compute());
+    c_.await(c_.compute());
     const GatherSegment segment{mine, all, of.size() * element, of.size() * element};
     c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, tensor.info.name},
                               {&segment, 1});

@@ -307,6 +307,7 @@ class Stepping {
   void put(std::uint64_t offset, const std::vector<T>& values) {
     if (values.empty()) return;
     if constexpr (B::holds_memory) {
+      c_.await(c_.compute());  // under the time-out, as the write would without one
       c_.backend.write(c_.compute(), c_.memory + c_.map.step + offset, values.data(),
                        values.size() * sizeof(T));
     }

@@ -25,9 +25,9 @@
 #include "tessera/nccl/environment.hpp"
 #include "tessera/nccl/exchange.hpp"
 #include "tessera/nccl/group.hpp"
-#include "tessera/nccl/launch.hpp"
 #include "tessera/nccl/open.hpp"
 #include "tessera/nccl/options.hpp"
+#include "tessera/nccl/processes.hpp"
 #include "tessera/nccl/state.hpp"
 #include "tessera/nccl/transport.hpp"
 #include "tessera/nccl/windows.hpp"
@@ -43,7 +43,9 @@ namespace tessera {
 /// wait for each other, or receive each other's bytes.
 ///
 /// abort() reaches this rank's communicators: the group, its channels and its splits. It ends
-/// kernels that wait for a peer, and calls in progress on other threads. It does not reach
+/// kernels that wait for a peer, and calls in progress on other threads. The training state of all
+/// ranks is lost with it: copies that were enqueued still run, whether or not a peer was ready for
+/// them, and memory that peers have opened stays taken until the process ends. It does not reach
 /// - the other ranks, whose own abort or time-out ends their waits;
 /// - NCCL's collectives by copy engines (NcclOptions::cta_policy ZERO), which wait by memory
 ///   operations of the stream: with a peer that is dead, only the end of the process ends them (the
@@ -273,7 +275,7 @@ class Nccl {
     const auto begin = std::chrono::steady_clock::now();
     for (;;) {
       const cudaError_t done = query();
-      if (done == cudaSuccess) return;
+      if (done == cudaSuccess) return check_peers(tag);
       if (done != cudaErrorNotReady) detail::check_cuda(done, "waiting for NCCL");
       (void)cudaGetLastError();  // it is no error
       check(tag);
@@ -292,6 +294,14 @@ class Nccl {
             std::chrono::microseconds(waited < std::chrono::milliseconds(50) ? 5 : 100));
       }
     }
+  }
+
+  /// What was waited for may have been made of an aborted rank's bytes.
+  void check_peers(CollectiveTag tag) {
+    if (!state_->peers || !state_->peers->peer_aborted()) return;
+    const std::string problem = "another rank has aborted: the training state is lost";
+    abort(problem);
+    state_->fail_call(tag, problem);
   }
 
   void require_stream(const CudaStream& stream, CollectiveTag tag) const {
@@ -342,13 +352,12 @@ class Nccl {
   template <class Issue>
   void copy(const CudaStream& stream, CollectiveTag tag, std::uint64_t bytes,
             const detail::PeerRange& range, Issue&& issue) {
-    {
-      const detail::NcclState::Lock lock(state_->mutex);
-      state_->require_usable(tag);
-      if (bytes == 0) return;
-      state_->check_async(tag);
-    }
-    state_->peers->note(stream.handle);
+    // With the lock held to the end: an abort comes before, and refuses, or after, and ends the
+    // waits.
+    const detail::NcclState::Lock lock(state_->mutex);
+    state_->require_usable(tag);
+    if (bytes == 0) return;
+    state_->check_async(tag);
     issue(detail::PeerCollective(state_->peers->flags(), range, state_->channel, stream.handle));
   }
 

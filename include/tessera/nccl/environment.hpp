@@ -58,15 +58,15 @@ inline constexpr LauncherNames kLaunchers[] = {
 
 /// What sets one run apart from others that meet at the same port.
 inline constexpr const char* kRunNames[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-                                            "PMIX_NAMESPACE",      "OMPI_MCA_ess_base_jobid",
-                                            "SLURM_JOB_ID",        "SLURM_STEP_ID"};
+                                            "PMIX_NAMESPACE"};
 
 /// Where ranks of one host meet when nothing says where.
 inline constexpr int kDefaultPort = 29500;
 
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT through `get(name)`, which gives
 /// a string or null; or what mpirun of Open MPI or MPICH calls them, under which MASTER_ADDR may be
-/// missing where all ranks are on this host. Without any of the sizes there is one rank.
+/// missing where all ranks are on this host, and under Open MPI, which names its runs, MASTER_PORT.
+/// Without any of the sizes there is one rank.
 template <class Get>
 LaunchEnvironment read_launch_environment(Get&& get) {
   const auto text = [&](const char* name) -> std::string_view {
@@ -102,6 +102,15 @@ LaunchEnvironment read_launch_environment(Get&& get) {
     return found;
   }
   found.size = read_environment_number(names->size, size, 1, kMost);
+  // One launcher may start another, which starts more; fewer are left over from elsewhere.
+  for (const LauncherNames& each : kLaunchers) {
+    const std::string_view other = text(each.size);
+    if (&each == names || other.empty()) continue;
+    if (read_environment_number(each.size, other, 1, kMost) > found.size) {
+      fail("tessera: ", names->size, " is ", found.size, ", but ", each.size, ", of ",
+           each.launcher, ", is ", other, ": unset those that are left over from another run");
+    }
+  }
   if (found.size > 1 || !rank.empty()) {
     found.rank = read_environment_number(names->rank, required(names->rank, found.size), 0, kMost);
   }
@@ -120,7 +129,8 @@ LaunchEnvironment read_launch_environment(Get&& get) {
   } else {
     found.address = std::string(required("MASTER_ADDR", found.size));
   }
-  if (by_mpi && text("MASTER_PORT").empty()) {
+  const bool names_runs = !text("PMIX_NAMESPACE").empty();
+  if (by_mpi && names_runs && text("MASTER_PORT").empty()) {
     found.port = kDefaultPort;
   } else {
     found.port =

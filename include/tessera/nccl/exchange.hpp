@@ -61,7 +61,7 @@ void await_stream(NcclState& state, cudaStream_t stream, Fail&& throw_problem) {
 
 /// Every rank's value, in rank order. Collective, blocking.
 template <class T>
-std::vector<T> exchange_values(NcclState& state, const T& mine, const char* what) {
+std::vector<T> gather_values(NcclState& state, const T& mine, const char* what) {
   const auto throw_problem = [&](std::string_view problem) {
     throw CommunicatorError(state.rank, "", what, problem);
   };
@@ -69,8 +69,7 @@ std::vector<T> exchange_values(NcclState& state, const T& mine, const char* what
   std::vector<T> all(size);
   const PassingWork work(size * sizeof(T));
   std::byte* const own = work.memory() + sizeof(T) * static_cast<std::size_t>(state.rank);
-  check_cuda(cudaMemcpy(own, &mine, sizeof(T), cudaMemcpyHostToDevice), what);
-  check_cuda(cudaDeviceSynchronize(), what);
+  check_cuda(cudaMemcpyAsync(own, &mine, sizeof(T), cudaMemcpyHostToDevice, work.stream()), what);
   {
     NcclState::Lock lock(state.mutex);
     if (!state.comm) throw_problem(state.family->reason());
@@ -79,7 +78,10 @@ std::vector<T> exchange_values(NcclState& state, const T& mine, const char* what
     state.finish(lock, result, "ncclAllGather", throw_problem);
   }
   await_stream(state, work.stream(), throw_problem);
-  check_cuda(cudaMemcpy(all.data(), work.memory(), size * sizeof(T), cudaMemcpyDeviceToHost), what);
+  check_cuda(cudaMemcpyAsync(all.data(), work.memory(), size * sizeof(T), cudaMemcpyDeviceToHost,
+                             work.stream()),
+             what);
+  check_cuda(cudaStreamSynchronize(work.stream()), what);
   return all;
 }
 

@@ -10,6 +10,7 @@
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/cuda/error.hpp"
+#include "tessera/nccl/reduce_scratch.hpp"
 
 namespace tessera::detail {
 
@@ -95,45 +96,6 @@ inline void add_gather(NcclGroup& group, const NcclPlace& place, const GatherSeg
                "ncclRecv");
   }
 }
-
-/// Where the peers' parts of a reduce-scatter's segments lie in the scratch: one segment after the
-/// other, and in each, the peers in rank order without this one. Parts start at multiples of 16
-/// bytes; where pieces are multiples of 64 elements that costs nothing.
-class ReduceScratch {
- public:
-  /// `exchanges`: whether NCCL is used. A rank by itself that is made to use it sends to itself.
-  ReduceScratch(std::byte* base, int rank, int size, bool exchanges)
-      : base_(base),
-        rank_(rank),
-        holds_own_(size == 1 && exchanges && base != nullptr),
-        parts_(holds_own_ ? 1 : size - 1) {}
-
-  /// Whether this rank's own part comes here too.
-  bool holds_own() const { return holds_own_; }
-  /// The part that `peer` sends.
-  std::byte* part(const ReduceSegment& segment, int peer) const {
-    const int index = peer < rank_ || holds_own_ ? peer : peer - 1;
-    return base_ + used_ + part_bytes(segment) * static_cast<std::uint64_t>(index);
-  }
-  /// On to the next segment.
-  void pass(const ReduceSegment& segment) {
-    used_ += part_bytes(segment) * static_cast<std::uint64_t>(parts_);
-  }
-  void rewind() { used_ = 0; }
-  /// Bytes of the segments passed.
-  std::uint64_t used() const { return used_; }
-
- private:
-  static std::uint64_t part_bytes(const ReduceSegment& segment) {
-    return (segment.elements * size_of(segment.dtype) + 15) / 16 * 16;
-  }
-
-  std::byte* base_;
-  int rank_;
-  bool holds_own_;
-  int parts_;
-  std::uint64_t used_ = 0;
-};
 
 /// Adds one part of a reduce-scatter to the group: every rank's part of this rank's gradients goes
 /// there, and this rank's part of theirs into the scratch.

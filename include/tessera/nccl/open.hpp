@@ -69,8 +69,7 @@ inline std::shared_ptr<NcclState> open_alone(const NcclOptions& options) {
 inline void open_peers(NcclState& state, const NcclState* parent) {
   state.peers = parent ? parent->peers : std::make_shared<PeerMemory>();
   if (!state.peers) return;
-  const int channel = state.peers->add_channel();
-  state.channel = channel < PeerRange::kChannels ? channel : -1;
+  state.channel = state.peers->add_channel();
 }
 
 /// Collective over the ranks that have the id.

@@ -47,7 +47,8 @@ struct NcclOptions {
   /// and gets them for all-gathers whose two buffers lie in symmetric windows of ranks that are
   /// all peers on one host.
   int cta_policy = NCCL_CTA_POLICY_DEFAULT;
-  /// Whether register_memory makes windows; without, it does nothing.
+  /// Whether register_memory makes windows; without, it does nothing. For a plan's memory
+  /// `transport` must be nccl besides, or copies come first.
   bool symmetric_windows = false;
   int min_ctas = 0;  ///< 0: NCCL's choice
   int max_ctas = 0;  ///< bounds the multiprocessors that a collective takes; 0: NCCL's choice

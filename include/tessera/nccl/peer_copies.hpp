@@ -6,8 +6,10 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,10 +25,14 @@
 
 namespace tessera::detail {
 
-/// One collective on a channel: every rank tells the others that they may write to it, pushes its
-/// parts, and tells them that it has. A flag is raised again only after the one who waits for it
-/// has taken it down, since `done` comes after `ready` on either side: so they need no counting,
-/// and a graph may replay them.
+/// One collective on a channel, between two ranks A and B (each is both):
+///
+///   A: raise ready at B | wait for B's ready, take it down | push to B | raise done at B | wait
+///   for B's done, take it down
+///
+/// A raises `ready` at B again only in its next collective, after it has seen B's `done`, which B
+/// raised after it took A's `ready` down; the same holds for `done` with the next `ready` in
+/// between. So flags need no counting, and a graph may replay them.
 class PeerCollective {
  public:
   PeerCollective(const StreamFlags& flags, const PeerRange& range, int channel, cudaStream_t stream)
@@ -151,45 +157,83 @@ inline GatherTimes time_gathers(NcclState& state, const PeerRange& range, std::u
   constexpr int kRuns = 4;
   const std::uint64_t piece = bytes / static_cast<std::uint64_t>(state.size) / 256 * 256;
   const PassingWork work(0);
-  cudaEvent_t marks[2] = {};
-  for (cudaEvent_t& mark : marks) check_cuda(cudaEventCreate(&mark), "making an event");
-  const NcclPlace place{state.comm, state.rank, state.size, work.stream()};
+  // Left by an exception, nothing on the stream may wait for ever.
+  struct Drained {
+    NcclState& state;
+    cudaStream_t stream;
+    int exceptions = std::uncaught_exceptions();
+    ~Drained() {
+      if (std::uncaught_exceptions() == exceptions) return;
+      state.family->abort(concat("rank ", state.rank, ": timing a gather failed"));
+      (void)cudaStreamSynchronize(stream);
+    }
+  };
+  const Drained drained{state, work.stream()};
+  CudaMark begin, end;
   const GatherSegment segment{range.base() + piece * static_cast<std::uint64_t>(state.rank),
                               range.base(), piece, piece};
   const auto throw_problem = [&](std::string_view problem) {
     throw CommunicatorError(state.rank, "", "timing a gather", problem);
   };
   const auto time = [&](auto&& enqueue) {
-    enqueue();  // what is set up at a first call
-    check_cuda(cudaEventRecord(marks[0], work.stream()), "timing a gather");
-    for (int run = 0; run < kRuns; ++run) enqueue();
-    check_cuda(cudaEventRecord(marks[1], work.stream()), "timing a gather");
+    const auto locked = [&] {
+      NcclState::Lock lock(state.mutex);
+      if (!state.comm) throw_problem(state.family->reason());
+      enqueue(lock, NcclPlace{state.comm, state.rank, state.size, work.stream()});
+    };
+    locked();  // what is set up at a first call
+    check_cuda(cudaEventRecord(begin.make(state.device), work.stream()), "timing a gather");
+    for (int run = 0; run < kRuns; ++run) locked();
+    check_cuda(cudaEventRecord(end.make(state.device), work.stream()), "timing a gather");
     await_stream(state, work.stream(), throw_problem);
     float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, marks[0], marks[1]), "timing a gather");
+    check_cuda(cudaEventElapsedTime(&ms, begin.handle(), end.handle()), "timing a gather");
     return static_cast<double>(ms) / kRuns;
   };
   GatherTimes mine;
-  mine.nccl_ms = time([&] {
-    NcclState::Lock lock(state.mutex);
+  mine.nccl_ms = time([&](NcclState::Lock& lock, const NcclPlace& place) {
     NcclGroup group;
     add_gather(group, place, segment);
     const ncclResult_t result = group.end();
     state.finish(lock, result, group.call(), throw_problem);
   });
-  state.peers->note(work.stream());
-  mine.copies_ms = time([&] {
+  mine.copies_ms = time([&](NcclState::Lock&, const NcclPlace& place) {
     gather_by_copies(PeerCollective(state.peers->flags(), range, state.channel, work.stream()),
                      place, {&segment, 1});
   });
-  state.peers->forget(work.stream());
-  for (cudaEvent_t mark : marks) (void)cudaEventDestroy(mark);
   GatherTimes slowest;
-  for (const GatherTimes& each : exchange_values(state, mine, "timing a gather")) {
+  for (const GatherTimes& each : gather_values(state, mine, "timing a gather")) {
     slowest.nccl_ms = std::max(slowest.nccl_ms, each.nccl_ms);
     slowest.copies_ms = std::max(slowest.copies_ms, each.copies_ms);
   }
   return slowest;
+}
+
+/// Device memory that is freed unless it is kept.
+class UnlessKept {
+ public:
+  explicit UnlessKept(void* memory) : memory_(memory) {}
+  UnlessKept(const UnlessKept&) = delete;
+  UnlessKept& operator=(const UnlessKept&) = delete;
+  ~UnlessKept() { (void)cudaFree(memory_); }
+  void* keep() { return std::exchange(memory_, nullptr); }
+
+ private:
+  void* memory_;
+};
+
+/// Whether streams of the device write flags and wait for them: a driver may have the call for
+/// other devices.
+inline bool takes_flags(const StreamFlags& flags, std::byte* flag) {
+  try {
+    const PassingWork work(0);
+    StreamFlags::Operations operations;
+    operations.raise(flag).take(flag);
+    flags.enqueue(work.stream(), operations);
+    return cudaStreamSynchronize(work.stream()) == cudaSuccess;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 /// Memory that the peers have opened; null where that cannot be, and state.note says why.
@@ -197,7 +241,7 @@ inline GatherTimes time_gathers(NcclState& state, const PeerRange& range, std::u
 inline void* allocate_peer_memory(NcclState& state, std::uint64_t bytes) {
   state.note.clear();
   const std::uint64_t aligned = (bytes + 255) / 256 * 256;
-  const std::uint64_t all = aligned + PeerRange::flag_bytes(state.size);
+  const std::uint64_t all = PeerRange::allocated_bytes(aligned, state.size);
   PeerOffer offer;
   offer.host = this_host();
   offer.process = this_process();
@@ -206,6 +250,8 @@ inline void* allocate_peer_memory(NcclState& state, std::uint64_t bytes) {
   void* memory = nullptr;
   if (!state.peers || !state.peers->flags().available()) {
     state.note = "the driver has no memory operations for streams";
+  } else if (state.channel < 0) {
+    state.note = "the group has made more channels than there are flags for";
   } else if (cudaMalloc(&memory, all) != cudaSuccess) {
     (void)cudaGetLastError();
     state.note = concat("there are no ", all, " bytes of device memory");
@@ -214,23 +260,29 @@ inline void* allocate_peer_memory(NcclState& state, std::uint64_t bytes) {
     offer.made =
         cudaMemset(static_cast<std::byte*>(memory) + aligned, 0, all - aligned) == cudaSuccess &&
         cudaIpcGetMemHandle(&offer.handle, memory) == cudaSuccess &&
-        cudaDeviceSynchronize() == cudaSuccess;
+        cudaDeviceSynchronize() == cudaSuccess && offer.host != 0 &&
+        takes_flags(state.peers->flags(), static_cast<std::byte*>(memory) + aligned);
     if (!offer.made) {
       (void)cudaGetLastError();
-      state.note = "the memory cannot be shared with other processes";
+      state.note =
+          "the device's memory cannot be shared with other processes, or its streams do not wait "
+          "for flags";
     }
   }
+  UnlessKept owned(memory);
   auto range =
       std::make_unique<PeerRange>(static_cast<std::byte*>(memory), aligned, state.rank, state.size);
-  const std::vector<PeerOffer> offers = exchange_values(state, offer, "opening the ranks' memory");
+  const std::vector<PeerOffer> offers = gather_values(state, offer, "opening the ranks' memory");
+  for (int r = 0; r < state.size; ++r) {  // before any is opened
+    const std::uint64_t theirs = offers[static_cast<std::size_t>(r)].bytes;
+    if (theirs != bytes) {
+      fail("tessera: rank ", r, " allocates ", theirs, " bytes and rank ", state.rank, " ", bytes,
+           ": the ranks' plans differ");
+    }
+  }
   int opened = 1;
   for (int r = 0; r < state.size; ++r) {
     const PeerOffer& theirs = offers[static_cast<std::size_t>(r)];
-    if (theirs.bytes != bytes) {
-      (void)cudaFree(memory);
-      fail("tessera: rank ", r, " allocates ", theirs.bytes, " bytes and rank ", state.rank, " ",
-           bytes, ": the ranks' plans differ");
-    }
     if (r == state.rank || opened == 0) continue;
     if (theirs.host != offer.host) {
       opened = 0;
@@ -241,33 +293,37 @@ inline void* allocate_peer_memory(NcclState& state, std::uint64_t bytes) {
     }
   }
   bool all_opened = true;
-  for (const int each : exchange_values(state, opened, "opening the ranks' memory")) {
+  for (const int each : gather_values(state, opened, "opening the ranks' memory")) {
     all_opened = all_opened && each != 0;
   }
   if (!all_opened) {
     range.reset();
-    (void)exchange_values(state, 0, "closing the ranks' memory");  // before it is freed
-    (void)cudaFree(memory);
+    (void)gather_values(state, 0, "closing the ranks' memory");  // before it is freed
     if (state.note.empty()) state.note = "another rank cannot open this one's memory";
     return nullptr;
   }
   state.peers->add(std::move(range), state.device);
-  return memory;
+  return owned.keep();
 }
 
-/// Ends it. The peers have closed theirs before any is freed, where all are there to say so.
+/// Ends it, when all peers have closed theirs. After an abort nobody can say so, and a live peer
+/// may still push: then it stays taken until the process ends.
 inline void release_peer_memory(NcclState& state, void* memory) noexcept {
   std::unique_ptr<PeerRange> range = state.peers->remove(memory);
   if (range == nullptr) return;
+  if (state.family->aborted()) return;
   range->close();
-  state.peers->forget_streams();
-  if (!state.family->aborted()) {
-    try {
-      (void)exchange_values(state, 0, "closing the ranks' memory");
-    } catch (...) {  // who is gone has nothing open
-    }
+  constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(30);
+  const auto timeout =
+      std::exchange(state.options.timeout, std::min(state.options.timeout, kPatience));
+  bool closed = true;
+  try {
+    (void)gather_values(state, 0, "closing the ranks' memory");
+  } catch (...) {  // a peer did not come
+    closed = false;
   }
-  (void)cudaFree(memory);
+  state.options.timeout = timeout;
+  if (closed) (void)cudaFree(memory);
 }
 
 }  // namespace tessera::detail

@@ -26,7 +26,7 @@ namespace tessera::detail {
 
 /// What a rank tells the others of itself and of an allocation, and whether it could make it.
 struct PeerOffer {
-  std::uint64_t host = 0;     ///< tells hosts apart, and containers that share one
+  std::uint64_t host = 0;     ///< tells hosts apart
   std::uint64_t process = 0;  ///< tells processes apart
   std::uint64_t address = 0;  ///< in that process
   std::uint64_t bytes = 0;
@@ -43,9 +43,11 @@ inline std::uint64_t this_process() {
   return token;
 }
 
+/// 0 where it cannot be told.
 inline std::uint64_t this_host() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  if (text.empty()) return 0;
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char letter : text) {
     hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
@@ -66,6 +68,12 @@ class PeerRange {
 
   static std::uint64_t flag_bytes(int size) {
     return std::uint64_t{kFlagStride} * 2 * kChannels * static_cast<std::uint64_t>(size);
+  }
+  /// What an allocation of `bytes` takes in all: flags, the word that tells of an abort, and whole
+  /// blocks, which no other allocation shares.
+  static std::uint64_t allocated_bytes(std::uint64_t bytes, int size) {
+    constexpr std::uint64_t kBlock = std::uint64_t{2} << 20;
+    return (bytes + flag_bytes(size) + kFlagStride + kBlock - 1) / kBlock * kBlock;
   }
 
   PeerRange(std::byte* base, std::uint64_t bytes, int rank, int size)
@@ -127,6 +135,10 @@ class PeerRange {
   /// All flags of this rank.
   std::byte* flags() const { return base_ + bytes_; }
   std::uint64_t flag_bytes() const { return flag_bytes(static_cast<int>(theirs_.size())); }
+  /// In `owner`'s memory, not 0 when a rank that pushes there has aborted.
+  std::byte* abort_word(int owner) const {
+    return theirs_[static_cast<std::size_t>(owner)] + bytes_ + flag_bytes();
+  }
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(theirs_.size()); }
 
@@ -158,9 +170,21 @@ class PeerMemory {
   PeerMemory() = default;
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
+  ~PeerMemory() {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    if (releaser_.joinable()) releaser_.join();
+    if (reader_ != nullptr) (void)cudaStreamDestroy(reader_);
+  }
 
-  /// The number of a new channel: all ranks make theirs in the same order.
-  int add_channel() { return channels_++; }
+  /// The number of a new channel, negative where there are no flags for more: all ranks make theirs
+  /// in the same order.
+  int add_channel() {
+    const std::lock_guard lock(mutex_);
+    return channels_ < PeerRange::kChannels ? channels_++ : -1;
+  }
 
   void add(std::unique_ptr<PeerRange> range, int device) {
     const std::lock_guard lock(mutex_);
@@ -178,10 +202,6 @@ class PeerMemory {
     }
     return nullptr;
   }
-  bool empty() const {
-    const std::lock_guard lock(mutex_);
-    return ranges_.empty();
-  }
   /// The range that holds the memory, or null.
   const PeerRange* find(const void* data, std::uint64_t bytes) const {
     const std::lock_guard lock(mutex_);
@@ -192,55 +212,80 @@ class PeerMemory {
   }
   const StreamFlags& flags() const { return flags_; }
 
-  /// A stream that may come to wait for a peer.
-  void note(cudaStream_t stream) {
+  /// Whether a peer has aborted: what it pushed since then may be anything. Waits for a small copy.
+  bool peer_aborted() {
     const std::lock_guard lock(mutex_);
-    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
-      streams_.push_back(stream);
+    if (ranges_.empty()) return false;
+    if (reader_ == nullptr) {
+      check_cuda(cudaStreamCreateWithFlags(&reader_, cudaStreamNonBlocking), "making a stream");
     }
-  }
-  /// Before the stream ends.
-  void forget(cudaStream_t stream) {
-    const std::lock_guard lock(mutex_);
-    std::erase(streams_, stream);
-  }
-  void forget_streams() {
-    const std::lock_guard lock(mutex_);
-    streams_.clear();
+    for (const auto& range : ranges_) {
+      std::uint32_t word = 0;
+      check_cuda(cudaMemcpyAsync(&word, range->abort_word(range->rank()), sizeof word,
+                                 cudaMemcpyDeviceToHost, reader_),
+                 "looking for an abort");
+      check_cuda(cudaStreamSynchronize(reader_), "looking for an abort");
+      if (word != 0) return true;
+    }
+    return false;
   }
 
-  /// After an abort: raises every flag of this rank, again and again, until no stream waits for a
-  /// peer any more, which takes no longer than `patience`. From any thread.
-  void release_waits(std::chrono::milliseconds patience) noexcept {
+  /// After an abort: a thread tells the peers, and then raises every flag of this rank, again and
+  /// again, until the memory is given back. A wait takes a flag down, so that once would end one
+  /// wait of each.
+  void release_waits() noexcept {
     try {
       const std::lock_guard lock(mutex_);
-      if (ranges_.empty() || streams_.empty()) return;
-      const CudaDeviceScope scope(device_);
-      cudaStream_t side = nullptr;
-      check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "making a stream");
-      const auto deadline = std::chrono::steady_clock::now() + patience;
-      bool waiting = true;
-      while (waiting && std::chrono::steady_clock::now() < deadline) {
-        for (const auto& range : ranges_) {
-          (void)cudaMemsetAsync(range->flags(), 0xFF, range->flag_bytes(), side);
-        }
-        (void)cudaStreamSynchronize(side);
-        waiting = false;
-        for (cudaStream_t stream : streams_) {
-          waiting = waiting || cudaStreamQuery(stream) == cudaErrorNotReady;
-        }
-        (void)cudaGetLastError();
-      }
-      (void)cudaStreamDestroy(side);
-    } catch (...) {  // the device is lost, and nothing waits there
+      if (ranges_.empty() || releaser_.joinable()) return;
+      releaser_ = std::thread([this] { release(); });
+    } catch (...) {  // no thread can be had: the streams wait for their peers
     }
   }
 
  private:
+  void release() noexcept {
+    try {
+      check_cuda(cudaSetDevice(device_), "choosing the device");
+      cudaStream_t side = nullptr;
+      check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "making a stream");
+      tell_peers(side);
+      while (raise_all(side)) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      (void)cudaStreamDestroy(side);
+    } catch (...) {  // the device is lost, and nothing waits there
+    }
+  }
+  // Before this rank's waits end, after which its copies no longer mean anything.
+  void tell_peers(cudaStream_t side) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& range : ranges_) {
+      for (int peer = 0; peer < range->size(); ++peer) {
+        if (peer == range->rank()) continue;
+        (void)cudaMemsetAsync(range->abort_word(peer), 0xFF, sizeof(std::uint32_t), side);
+      }
+    }
+    (void)cudaStreamSynchronize(side);
+    (void)cudaGetLastError();
+  }
+  // False at the end. Ranges stay while the lock is held.
+  bool raise_all(cudaStream_t side) {
+    const std::lock_guard lock(mutex_);
+    if (ending_ || ranges_.empty()) return false;
+    if (cudaStreamQuery(side) == cudaErrorNotReady) {  // what was asked before is not done yet
+      (void)cudaGetLastError();
+      return true;
+    }
+    for (const auto& range : ranges_) {
+      check_cuda(cudaMemsetAsync(range->flags(), 0xFF, range->flag_bytes(), side), "raising flags");
+    }
+    return true;
+  }
+
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<PeerRange>> ranges_;
-  std::vector<cudaStream_t> streams_;
   StreamFlags flags_;
+  cudaStream_t reader_ = nullptr;
+  std::thread releaser_;
+  bool ending_ = false;
   int channels_ = 0;
   int device_ = 0;
 };

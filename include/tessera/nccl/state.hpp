@@ -63,8 +63,9 @@ struct NcclState {
   std::shared_ptr<NcclFamily> family = std::make_shared<NcclFamily>();
   std::vector<ncclWindow_t> windows;
   bool has_reduced = false;
-  std::string note;                   ///< of register_memory
-  std::string chosen;                 ///< why the transport is what it is; empty, or ends in "; "
+  std::string note;     ///< why there is no window, or no memory that peers have opened
+  std::string chosen;   ///< why the transport is what it is; empty, or ends in "; "
+  bool copies = false;  ///< this channel's memory is one that the peers have opened
   std::shared_ptr<PeerMemory> peers;  ///< the group's and its channels'
   std::shared_ptr<NumberExchange> numbers;
   int channel = -1;  ///< its number among them; negative: none
@@ -219,7 +220,7 @@ inline void NcclFamily::abort(const std::string& why) {
   }
   locks.clear();
   for (const auto& member : members) {
-    if (member->peers) member->peers->release_waits(std::chrono::seconds(5));
+    if (member->peers) member->peers->release_waits();
   }
 }
 

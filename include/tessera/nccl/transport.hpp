@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,8 @@ inline constexpr std::uint64_t kLeastTimedBytes = std::uint64_t{1} << 20;
 inline void* allocate_for_transport(NcclState& state, std::uint64_t bytes) {
   if (bytes == 0) return nullptr;
   const NcclTransport asked = state.options.transport;
+  state.chosen.clear();
+  state.copies = false;
   if (asked == NcclTransport::nccl || state.size == 1) return allocate_window(state, bytes);
   void* memory = allocate_peer_memory(state, bytes);
   if (memory == nullptr) {
@@ -35,19 +38,27 @@ inline void* allocate_for_transport(NcclState& state, std::uint64_t bytes) {
     state.chosen = concat("no copies between the ranks: ", why, "; ");
     return memory;
   }
+  state.copies = true;
   if (asked == NcclTransport::peer_copies) return memory;
   if (bytes < kLeastTimedBytes) {
     state.chosen = "chosen untimed, as there is little memory; ";
     return memory;
   }
   const std::uint64_t timed = std::min(bytes, kTimedBytes);
-  const GatherTimes times = time_gathers(state, *state.peers->find(memory, bytes), timed);
+  GatherTimes times;
+  try {
+    times = time_gathers(state, *state.peers->find(memory, bytes), timed);
+  } catch (...) {
+    release_peer_memory(state, memory);
+    throw;
+  }
   char text[160];
   std::snprintf(text, sizeof text,
                 "a gather of %.0f MiB took %.3f ms by copies and %.3f ms by NCCL's kernels; ",
                 static_cast<double>(timed) / 0x1p20, times.copies_ms, times.nccl_ms);
   state.chosen = text;
   if (times.copies_ms <= kCopiesMayTake * times.nccl_ms) return memory;
+  state.copies = false;
   release_peer_memory(state, memory);
   return allocate_window(state, bytes);
 }
@@ -63,7 +74,7 @@ inline void release_for_transport(NcclState& state, void* memory) {
 inline std::string describe_transport(const NcclState& state) {
   if (!state.uses_nccl()) return "one rank: nothing is sent.";
   std::string text = state.chosen;
-  if (state.peers && !state.peers->empty()) {
+  if (state.copies) {
     text +=
         "all-gathers and gradients by copy engines, between memory that the ranks have opened; "
         "sums by kernels, in rank order; what lies elsewhere by NCCL.";
