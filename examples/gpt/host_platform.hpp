@@ -1,4 +1,5 @@
-// The trainer's platform on the host: ranks that are threads, kernels on each rank's own thread.
+// The trainer's platform on the host: ranks that are threads, or processes under mpirun; kernels on
+// each rank's own thread.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <tessera/tessera.hpp>
 
 #include "config.hpp"
+#include "host_ranks.hpp"
 #include "loss_sum.hpp"
 #include "transformer.hpp"
 
@@ -15,14 +17,17 @@ namespace gpt {
 /// A platform names the backend and its communicator, starts ranks, and makes what computes the
 /// model and what adds up losses. Trainer and ShardedModel take one as a template argument.
 struct HostPlatform {
-  using Backend = tessera::Host;
-  using Ranks = tessera::InProcess;
+  using Ranks = HostRanks;
+  using Backend = tessera::HostBackend<Ranks>;
   template <class P>
   using Transformer = gpt::Transformer<P>;
 
   template <class Body>
   static void run_ranks(int size, Body&& body) {
-    tessera::run_ranks(size, std::forward<Body>(body));
+#if defined(GPT_WITH_MPI)
+    if (tessera::Mpi::launched()) return body(HostRanks(tessera::Mpi::world()));
+#endif
+    tessera::run_ranks(size, [&](tessera::InProcess ranks) { body(HostRanks(std::move(ranks))); });
   }
 
   static tessera::Mesh<Backend> mesh(Ranks& ranks) { return tessera::Mesh<Backend>(ranks); }

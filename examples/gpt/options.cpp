@@ -136,7 +136,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
                machine.program);
   app.option_defaults()->always_capture_default();
   app.add_option("--data", o.data, "text to train on (default: this project's own)")->check(path());
-  app.add_option("--ranks", o.ranks, "in-process ranks")->check(whole(1, 256));
+  CLI::Option* const ranks = app.add_option(
+      "--ranks", o.ranks, "in-process ranks; under mpirun its processes are the ranks");
+  ranks->check(whole(1, 256));
   add_choice<StrategyName>(
       app, "--strategy", o.strategy,
       {{"replicate", StrategyName::replicate},
@@ -187,6 +189,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     throw InputError(error.what());
+  }
+  if (machine.processes > 0) {
+    if (ranks->count() > 0 && o.ranks != machine.processes) {
+      throw InputError("--ranks is " + std::to_string(o.ranks) + ", but mpirun started " +
+                       std::to_string(machine.processes) + " processes, which are the ranks.");
+    }
+    o.ranks = machine.processes;
   }
   check(o, machine);
   return o;

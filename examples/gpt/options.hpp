@@ -46,6 +46,8 @@ struct Options {
 struct Machine {
   const char* program;
   double bytes;
+  std::size_t processes = 0;  ///< the ranks, where they are processes; 0: threads
+  bool first = true;          ///< of the ranks: it is the one that prints and writes
 };
 /// The processors and the memory of the host.
 Machine host_machine();

@@ -47,10 +47,12 @@ int run(int argc, char** argv, const Machine& machine, Train fp32, Train bf16) {
   text.require_context(options->model.context);
   require_other(options->json, "--json", options->data, "--data");
   require_other(options->trace, "--trace", options->data, "--data");
-  require_writable(options->json);
-  require_writable(options->trace);  // then both exist, and can be told apart
-  require_other(options->json, "--json", options->trace, "--trace");
-  describe(*options, text);
+  if (machine.first) {
+    require_writable(options->json);
+    require_writable(options->trace);  // then both exist, and can be told apart
+    require_other(options->json, "--json", options->trace, "--trace");
+    describe(*options, text);
+  }
 
   Results results;
   results.ranks = options->ranks;
@@ -59,6 +61,7 @@ int run(int argc, char** argv, const Machine& machine, Train fp32, Train bf16) {
   Traces traces(options->ranks);
   const auto train = options->precision == PrecisionName::fp32 ? fp32 : bf16;
   train(*options, text, results, traces);
+  if (!machine.first) return 0;
 
   if (!results.sample.empty()) {
     std::printf("\nsample:\n%s\n", printable(results.sample).c_str());

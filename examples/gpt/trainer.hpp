@@ -49,6 +49,7 @@ class Trainer {
       : o_(options),
         text_(text),
         rank_(static_cast<std::size_t>(ranks.rank())),
+        ranks_(ranks.channel()),
         sums_(ranks),
         allocated_before_(allocated_bytes()),
         shard_(Platform::mesh(ranks),
@@ -69,9 +70,16 @@ class Trainer {
     const std::uint64_t moments = shard_.moments_digest();
     const std::string sample = this->sample();
     const tessera::Plan plan = shard_.plan();
-    results.memory[rank_] = {plan.total_bytes(), allocated, plan.state_bytes()};
+    const auto planned = ranks_.exchange(static_cast<double>(plan.total_bytes()));
+    const auto measured = ranks_.exchange(static_cast<double>(allocated));
+    const auto state = ranks_.exchange(static_cast<double>(plan.state_bytes()));
     traces[rank_] = shard_.trace();
     if (rank_ != 0) return;
+    for (std::size_t r = 0; r < planned.size(); ++r) {
+      results.memory[r] = {static_cast<std::uint64_t>(planned[r]),
+                           static_cast<std::uint64_t>(measured[r]),
+                           static_cast<std::uint64_t>(state[r])};
+    }
     results.strategy = Model::description().strategy.name;
     results.precision = Model::description().precision.name;
     results.val_loss = validation;
@@ -234,6 +242,7 @@ class Trainer {
   const Options& o_;
   const Text& text_;
   std::size_t rank_;
+  typename Platform::Ranks ranks_;
   typename Platform::RankSums sums_;
   std::uint64_t allocated_before_;
   Units<P> units_;  // before the Shard, which writes to the tensors' pointers when it ends

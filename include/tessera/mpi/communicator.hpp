@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -44,6 +45,16 @@ class Mpi {
 
   /// A group of one, without MPI.
   Mpi() : Mpi(std::make_shared<detail::MpiState>()) {}
+
+  /// Whether mpirun, of Open MPI or MPICH, started this process as one of several. Asks nothing of
+  /// MPI, which a process by itself need not begin.
+  static bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+      const char* const size = std::getenv(name);
+      if (size != nullptr && std::atoi(size) > 1) return true;
+    }
+    return false;
+  }
 
   /// All ranks that mpirun started. Collective.
   static Mpi world(const MpiOptions& options = {}) {
