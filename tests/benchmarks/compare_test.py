@@ -184,7 +184,7 @@ class Plans(unittest.TestCase):
     def test_commands(self):
         row = rows.Row("8b-recompute", "ours", rows.OURS["ours"])
         ours = rows.our_command(row, "llama", 2, "bf16", 20, 6, "r.json", "a", "")
-        self.assertEqual(ours[:9], ["llama", "--config", "8b", "--batch", "2", "--seq", "4096",
+        self.assertEqual(ours[:9], ["llama", "--config", "8b", "--batch", "1", "--seq", "4096",
                                     "--spawn", "2"])
         self.assertIn("--recompute", ours)
         row = rows.Row("1b", "ours split-bf16", rows.OURS["ours split-bf16"])
