@@ -68,6 +68,17 @@ def parse(arguments=None):
     return a
 
 
+def results_in(path):
+    """What another call wrote to compare.json."""
+    try:
+        results = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path} cannot be read as a comparison's results: {error}")
+    if not isinstance(results, dict) or "runs" not in results:
+        sys.exit(f"{path} holds no comparison's results")
+    return results
+
+
 def said(command):
     """What a command prints; nothing where it cannot run."""
     try:
@@ -160,7 +171,7 @@ class Comparison:
         self.untimed = 3 if a.quick else 6
         self.precision = a.precision
         if a.previous:
-            self.runs = json.loads(pathlib.Path(a.previous).read_text())["runs"]
+            self.runs = results_in(a.previous)["runs"]
 
     def left(self):
         return self.a.seconds - (time.monotonic() - self.begin)
@@ -377,7 +388,7 @@ def write_all(everything, into):
 def main():
     a = parse()
     if a.table:
-        write_all(json.loads(pathlib.Path(a.table).read_text()), pathlib.Path(a.into))
+        write_all(results_in(a.table), pathlib.Path(a.into))
         print((pathlib.Path(a.into) / "compare.md").read_text())
         return
     os.chdir(ROOT)

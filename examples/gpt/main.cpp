@@ -16,5 +16,9 @@ int main(int argc, char** argv) {
     machine.first = ranks.rank() == 0;
   }
 #endif
-  return gpt::run_program(argc, argv, machine, gpt::train_fp32, gpt::train_bf16);
+  const int status = gpt::run_program(argc, argv, machine, gpt::train_fp32, gpt::train_bf16);
+#if defined(GPT_WITH_MPI)
+  if (status != 0 && machine.processes > 0) tessera::Mpi::end_job(status);
+#endif
+  return status;
 }

@@ -37,5 +37,11 @@ with tempfile.TemporaryDirectory() as folder:
     if wrong.returncode == 0 or "mpirun started 2 processes" not in wrong.stderr + wrong.stdout:
         print("--ranks 3 under two processes was not refused:", wrong.returncode, wrong.stderr)
         failures += 1
+    # What only rank 0 finds wrong must not leave the others waiting.
+    bad = subprocess.run([mpiexec, flag, "2", gpt, *JOB, "--json", "/nonexistent/x.json"],
+                         capture_output=True, text=True, timeout=60, check=False)
+    if bad.returncode == 0 or "cannot write to /nonexistent/x.json" not in bad.stderr + bad.stdout:
+        print("a file that cannot be written was not refused:", bad.returncode, bad.stderr)
+        failures += 1
 print(f"{failures} failures")
 sys.exit(failures != 0)

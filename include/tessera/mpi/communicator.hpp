@@ -56,6 +56,13 @@ class Mpi {
     return false;
   }
 
+  /// Ends the processes of all ranks, with this status: for a program that gives up while others
+  /// may be waiting for it, which leaving main would do too. By MPI_Abort.
+  static void end_job(int status) {
+    const detail::MpiSession::Lock lock = detail::MpiSession::get().lock();
+    (void)MPI_Abort(MPI_COMM_WORLD, status);
+  }
+
   /// All ranks that mpirun started. Collective.
   static Mpi world(const MpiOptions& options = {}) {
     (void)detail::MpiSession::get();
