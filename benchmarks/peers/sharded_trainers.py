@@ -44,6 +44,19 @@ def clip(a, parameters):
     return norm
 
 
+def plain_step(a, parameters, optimizer, forward):
+    """A step of a loop whose optimizer updates the parameters themselves."""
+    def step(tokens, targets):
+        value = forward(tokens, targets)
+        value.backward()
+        clip(a, parameters)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return value.detach()
+
+    return step
+
+
 def fsdp2_trainer(a, rt, model, first, loss):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -82,15 +95,8 @@ def fsdp2_trainer(a, rt, model, first, loss):
     parameters = list(model.parameters())
     optimizer = adamw(a, *matrices_and_norms((p.dim(), p) for p in parameters), rt.cuda)
 
-    def step(tokens, targets):
-        value = loss(model(tokens), targets)
-        value.backward()
-        clip(a, parameters)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return value.detach()
-
-    return step
+    return plain_step(a, parameters, optimizer,
+                      lambda tokens, targets: loss(model(tokens), targets))
 
 
 def ddp_trainer(a, rt, model, first, loss):
@@ -104,16 +110,11 @@ def ddp_trainer(a, rt, model, first, loss):
     parameters = list(model.parameters())
     optimizer = adamw(a, *matrices_and_norms((p.dim(), p) for p in parameters), rt.cuda)
 
-    def step(tokens, targets):
+    def forward(tokens, targets):
         with torch.autocast(a.device, dtype=torch.bfloat16):
-            value = loss(net(tokens), targets)
-        value.backward()
-        clip(a, parameters)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return value.detach()
+            return loss(net(tokens), targets)
 
-    return step
+    return plain_step(a, parameters, optimizer, forward)
 
 
 def single_trainer(a, rt, model, first, loss):

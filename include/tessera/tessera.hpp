@@ -4,6 +4,7 @@
 #include "tessera/codec/raw.hpp"
 #include "tessera/comm/in_process.hpp"
 #include "tessera/comm/mesh.hpp"
+#include "tessera/comm/reduce_scratch.hpp"  // for communicators that bring gradients together
 #include "tessera/comm/sim.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/random.hpp"

@@ -131,16 +131,20 @@ TEST_CASE("llama reference: RoPE") {
   }
 }
 
+static void check_attention_gradient(const AttentionShape& s) {
+  Doubles qkv = random_values(s.rows() * s.packed(), 1);
+  const Doubles dout = random_values(s.rows() * s.width(), 2);
+  const auto loss = [&] { return dot(attended(s, qkv), dout); };
+  Doubles dqkv(qkv.size(), 9.0);
+  llama_reference::attention_backward(s, qkv.data(), dout.data(), dqkv.data());
+  CHECK(gradient_error(loss, qkv, dqkv) < kTolerance);
+}
+
 TEST_CASE("llama reference: attention's gradient") {
   for (const AttentionShape& s :
        {AttentionShape{2, 7, 6, 2, 4}, {1, 5, 3, 3, 6}, {2, 3, 4, 1, 2}, {3, 1, 2, 1, 4}}) {
     CAPTURE(s.seq);
-    Doubles qkv = random_values(s.rows() * s.packed(), 1);
-    const Doubles dout = random_values(s.rows() * s.width(), 2);
-    const auto loss = [&] { return dot(attended(s, qkv), dout); };
-    Doubles dqkv(qkv.size(), 9.0);
-    llama_reference::attention_backward(s, qkv.data(), dout.data(), dqkv.data());
-    CHECK(gradient_error(loss, qkv, dqkv) < kTolerance);
+    check_attention_gradient(s);
   }
 }
 
@@ -148,12 +152,7 @@ TEST_CASE("llama reference: attention's gradient within documents") {
   AttentionShape s{2, 7, 6, 2, 4};
   const std::vector<std::size_t> documents{0, 0, 0, 3, 4, 4, 4, 7, 8, 8, 8, 8, 12, 12};
   s.documents = documents.data();
-  Doubles qkv = random_values(s.rows() * s.packed(), 1);
-  const Doubles dout = random_values(s.rows() * s.width(), 2);
-  const auto loss = [&] { return dot(attended(s, qkv), dout); };
-  Doubles dqkv(qkv.size(), 9.0);
-  llama_reference::attention_backward(s, qkv.data(), dout.data(), dqkv.data());
-  CHECK(gradient_error(loss, qkv, dqkv) < kTolerance);
+  check_attention_gradient(s);
 }
 
 TEST_CASE("llama reference: attention gives convex combinations of the values so far") {

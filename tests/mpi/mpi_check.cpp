@@ -3,9 +3,10 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <numeric>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>

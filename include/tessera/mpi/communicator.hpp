@@ -15,6 +15,7 @@
 
 #include "tessera/backend/host_stream.hpp"
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/reduce_scratch.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/bf16.hpp"
 #include "tessera/exact/rank_sum.hpp"
@@ -181,27 +182,17 @@ class Mpi {
     state_->count(tag.kind, bytes * static_cast<std::uint64_t>(size() - 1));
   }
 
-  // Where the peers' parts come to: one segment after the other, and in each the peers in rank
-  // order, without this rank.
-  static std::uint64_t part_bytes(const ReduceSegment& segment) {
-    return (segment.elements * size_of(segment.dtype) + 15) / 16 * 16;
-  }
-  std::byte* part(std::byte* scratch, const ReduceSegment& segment, int peer) const {
-    const int index = peer < rank() ? peer : peer - 1;
-    return scratch + part_bytes(segment) * static_cast<std::uint64_t>(index);
-  }
-
   void reduce(CollectiveTag tag, const std::vector<ReduceSegment>& segments,
               std::byte* scratch) const {
-    const auto others = static_cast<std::uint64_t>(size() - 1);
     std::uint64_t bytes = 0;
+    detail::ReduceScratch parts(scratch, rank(), size(), size() > 1);
     detail::MpiTransfer transfer(*state_, tag, kStream);
     for (int step = 1; step < size(); ++step) {
       const int from = (rank() + size() - step) % size();
-      std::byte* place = scratch;
+      parts.rewind();
       for (const ReduceSegment& s : segments) {
-        transfer.receive(from, part(place, s, from), s.elements * size_of(s.dtype));
-        place += part_bytes(s) * others;
+        transfer.receive(from, parts.part(s, from), s.elements * size_of(s.dtype));
+        parts.pass(s);
       }
     }
     for (int step = 1; step < size(); ++step) {
@@ -213,29 +204,29 @@ class Mpi {
       }
     }
     transfer.wait();
-    std::byte* place = scratch;
+    parts.rewind();
     for (const ReduceSegment& s : segments) {
       bytes += s.elements * size_of(s.dtype);
       if (s.elements > 0 && s.dtype == DType::f32) {
-        sum<float, float>(s, place);
+        sum<float, float>(s, parts);
       } else if (s.elements > 0 && s.out_dtype == DType::f32) {
-        sum<bf16, float>(s, place);
+        sum<bf16, float>(s, parts);
       } else if (s.elements > 0) {
-        sum<bf16, bf16>(s, place);
+        sum<bf16, bf16>(s, parts);
       }
-      if (size() > 1) place += part_bytes(s) * others;
+      parts.pass(s);
     }
-    if (size() > 1) state_->count(tag.kind, bytes * others);
+    if (size() > 1) state_->count(tag.kind, bytes * static_cast<std::uint64_t>(size() - 1));
   }
 
   template <class T, class O>
-  void sum(const ReduceSegment& segment, std::byte* place) const {
+  void sum(const ReduceSegment& segment, const detail::ReduceScratch& parts) const {
     std::vector<const T*> sources(static_cast<std::size_t>(size()));
     for (int r = 0; r < size(); ++r) {
       sources[static_cast<std::size_t>(r)] =
           r == rank()
               ? static_cast<const T*>(segment.full) + segment.stride * static_cast<std::uint64_t>(r)
-              : reinterpret_cast<const T*>(part(place, segment, r));
+              : reinterpret_cast<const T*>(parts.part(segment, r));
     }
     rank_sum(segment.elements, sources.data(), size(), segment.scale, segment.accumulate,
              static_cast<O*>(segment.out));

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -9,8 +9,8 @@
 #include <span>
 
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/reduce_scratch.hpp"
 #include "tessera/cuda/error.hpp"
-#include "tessera/nccl/reduce_scratch.hpp"
 
 namespace tessera::detail {
 

@@ -13,7 +13,7 @@ namespace tessera::detail {
 /// bytes; where pieces are multiples of 64 elements that costs nothing.
 class ReduceScratch {
  public:
-  /// `exchanges`: whether NCCL is used. A rank by itself that is made to use it sends to itself.
+  /// `exchanges`: whether anything is sent. A rank by itself that is made to sends to itself.
   ReduceScratch(std::byte* base, int rank, int size, bool exchanges)
       : base_(base),
         rank_(rank),
