@@ -44,6 +44,9 @@ class HostRanks {
   HostRanks channel() {
     return each([](auto& ranks) { return HostRanks(ranks.channel()); });
   }
+  HostRanks split(int color, int key) {
+    return each([=](auto& ranks) { return HostRanks(ranks.split(color, key)); });
+  }
   std::vector<double> exchange(double mine) const {
     return each([mine](auto& ranks) { return ranks.exchange(mine); });
   }

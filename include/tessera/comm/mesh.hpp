@@ -1,12 +1,14 @@
 // Backends, which name a runtime and a communicator, and the mesh of ranks a Shard runs on.
 #pragma once
 
+#include <concepts>
 #include <string>
 #include <utility>
 
 #include "tessera/backend/host.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/in_process.hpp"
+#include "tessera/comm/mesh_shape.hpp"
 
 namespace tessera {
 
@@ -33,31 +35,104 @@ using Host = HostBackend<>;
 
 static_assert(Backend<Host>);
 
-/// One rank's place among the ranks that share the training state: today one axis, `shard`.
+/// Communicators that can be cut into groups: the ranks with one color, ordered by (key, rank).
+template <class C>
+concept SplitsGroups = requires(C c) {
+  { c.split(int{}, int{}) } -> std::same_as<C>;
+};
+
+/// One rank's place among the ranks that train a model together, and its group along each axis.
 template <Backend B>
 class Mesh {
  public:
   using Communicator = typename B::Communicator;
   using RuntimeOptions = typename B::Runtime::Options;
 
-  /// All ranks of `communicator`. It must stay usable as long as the Shards made on this mesh.
+  /// All ranks of `communicator` on one axis, `shard`. It must stay usable as long as the Shards
+  /// made on this mesh.
   explicit Mesh(Communicator communicator, RuntimeOptions options = {})
-      : communicator_(std::move(communicator)), options_(options) {}
+      : shape_{.shard = communicator.size()},
+        ranks_(communicator),
+        shard_(communicator),
+        data_(std::move(communicator)),
+        options_(options) {
+    place_ = shape_.place(ranks_.rank());
+  }
+
+  /// The ranks of `communicator` on several axes; see MeshShape for their order. Collective:
+  /// communicators are split, in the same order on all ranks. Throws Error where the axes do not
+  /// make up the ranks.
+  Mesh(Communicator communicator, const MeshShape& shape, RuntimeOptions options = {})
+      : shape_(shape), ranks_(std::move(communicator)), options_(options) {
+    shape.check(ranks_.size());
+    place_ = shape.place(ranks_.rank());
+    shard_ = along(place_.replicate * shape.tensor + place_.tensor, place_.shard, shape.shard);
+    replicate_ =
+        along(place_.shard * shape.tensor + place_.tensor, place_.replicate, shape.replicate);
+    tensor_ = along(shape.data_rank(place_), place_.tensor, shape.tensor);
+    data_ = shape.replicate == 1
+                ? shard_
+                : along(place_.tensor, shape.data_rank(place_), shape.data_ranks());
+  }
+
+  /// Of groups that there are: by the rank's place, its groups along the three axes, and all ranks
+  /// that are to learn of an abort. For simulations, and launchers with groups of their own.
+  Mesh(const MeshShape& shape, const MeshPlace& place, Communicator replicate, Communicator shard,
+       Communicator tensor, Communicator data, RuntimeOptions options = {})
+      : shape_(shape),
+        place_(place),
+        ranks_(data),
+        shard_(std::move(shard)),
+        replicate_(std::move(replicate)),
+        tensor_(std::move(tensor)),
+        data_(std::move(data)),
+        options_(options) {}
 
   /// One rank by itself.
   static Mesh single(RuntimeOptions options = {}) { return Mesh(Communicator{}, options); }
 
-  int rank() const { return communicator_.rank(); }
-  int size() const { return communicator_.size(); }
-  Communicator& communicator() { return communicator_; }
+  int rank() const { return shape_.rank(place_); }
+  int size() const { return shape_.size(); }
+  const MeshShape& shape() const { return shape_; }
+  const MeshPlace& place() const { return place_; }
+
+  /// All ranks.
+  Communicator& communicator() { return ranks_; }
+  /// Those that share this one's training state.
+  Communicator& shard() { return shard_; }
+  /// Those that keep the same piece of it.
+  Communicator& replicate() { return replicate_; }
+  /// Those that compute layers together with this one.
+  Communicator& tensor() { return tensor_; }
+  /// Those with the same slices and other data: shard and replicate together, in the order of
+  /// MeshShape::data_rank.
+  Communicator& data() { return data_; }
+
   const RuntimeOptions& options() const { return options_; }
-  /// For example "shard=4, this is rank 2".
+  /// For example "replicate=2, shard=4, this is rank 2".
   std::string describe() const {
-    return "shard=" + std::to_string(size()) + ", this is rank " + std::to_string(rank());
+    return shape_.describe() + ", this is rank " + std::to_string(rank());
   }
 
  private:
-  Communicator communicator_;
+  Communicator along(int color, int key, int size) {
+    if (size == 1) return Communicator{};
+    if (size == ranks_.size()) return ranks_;
+    if constexpr (SplitsGroups<Communicator>) {
+      return ranks_.split(color, key);
+    } else {
+      detail::fail("tessera: a mesh of ", shape_.describe(),
+                   " needs a communicator that has split(color, key)");
+    }
+  }
+
+  MeshShape shape_;
+  MeshPlace place_;
+  Communicator ranks_;
+  Communicator shard_;
+  Communicator replicate_;
+  Communicator tensor_;
+  Communicator data_;
   RuntimeOptions options_;
 };
 

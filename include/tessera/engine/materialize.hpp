@@ -67,11 +67,14 @@ struct LowerHalf {
 template <class Value, class Stored>
 struct SetInPlace {
   Value value;
+  SlicePlace slice;
   std::uint64_t first;
   typename Stored::element* to;
 
   TESSERA_EXEC_CHECK_DISABLE
-  TESSERA_HD void operator()(std::uint64_t i) const { to[i] = Stored::of(value(first + i)); }
+  TESSERA_HD void operator()(std::uint64_t i) const {
+    to[i] = Stored::of(value(slice.whole_index(first + i)));
+  }
 };
 
 template <Backend Bk>
@@ -136,9 +139,9 @@ class Materializing {
     c_.materialized = false;
   }
 
-  /// value(info, index) for each element this rank holds; index counts in the whole tensor, so
-  /// that values do not depend on the world size. Frozen tensors of types that floats cannot set
-  /// keep the values they hold.
+  /// value(info, index) for each element this rank holds; index counts in the whole tensor, of
+  /// which a sliced one is a part, so that values do not depend on the mesh. Frozen tensors of
+  /// types that floats cannot set keep the values they hold.
   template <class Value>
   void generate(Value&& value) {
     if constexpr (B::holds_memory) {
@@ -237,7 +240,7 @@ class Materializing {
             Value& value) {
     part.resize(range.size());
     for (std::uint64_t i = 0; i < part.size(); ++i) {
-      part[i] = value(tensor.info, range.begin + i);
+      part[i] = value(tensor.info, tensor.info.slice.whole_index(range.begin + i));
     }
     states_.write(state, tensor, part);
   }
@@ -247,7 +250,7 @@ class Materializing {
     const layout::Range range = states_.held(state, tensor);
     auto* const to = reinterpret_cast<typename Stored::element*>(states_.address(state, tensor));
     c_.backend.for_each(c_.compute(), range.size(),
-                        SetInPlace<Value, Stored>{value, range.begin, to});
+                        SetInPlace<Value, Stored>{value, tensor.info.slice, range.begin, to});
   }
 
   void take_from_rank(int root, const TensorRecord& tensor, std::byte* staging) {

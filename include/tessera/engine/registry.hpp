@@ -29,7 +29,9 @@ struct TensorInfo {
   Shape shape;
   DType dtype = DType::f32;
   bool trainable = true;
-  std::uint32_t id = 0;  ///< in the order of registration
+  std::uint32_t id = 0;   ///< in the order of registration
+  SlicePlace slice = {};  ///< of what larger tensor it is a part; see sliced(...)
+  bool is_sliced = false;
 };
 
 }  // namespace tessera
@@ -103,6 +105,10 @@ class Registry {
     const auto id = static_cast<std::uint32_t>(tensors_.size());
     const auto elements = static_cast<std::uint64_t>(handle.shape().size());
     TensorInfo info{name, unit.name, handle.shape(), handle.dtype(), options.trainable, id};
+    if (options.slice) {
+      info.slice = place_of(*options.slice, handle.shape(), name.c_str());
+      info.is_sliced = true;
+    }
     tensors_.push_back({std::move(info),
                         std::move(handle),
                         options.decay,
@@ -172,6 +178,11 @@ class Registry {
     if (handle.dtype() != known.info.dtype) differs(handle.dtype(), known.info.dtype);
     if (!options.trainable && known.info.trainable) differs("frozen", "trainable");
     if (!options.decay && known.decay) differs("no_decay", "decayed");
+    if (options.slice &&
+        !(place_of(*options.slice, handle.shape(), known.info.name.c_str()) == known.info.slice &&
+          known.info.is_sliced)) {
+      differs("another slice", known.info.is_sliced ? "this one" : "all of a tensor");
+    }
     if (options.grouped && options.group != known.group) {
       differs(detail::concat("of parameter group ", options.group),
               detail::concat("of group ", known.group));

@@ -82,8 +82,9 @@ void emit(Sink& sink, T& tensor, Said&& said) {
          handle.dtype(),
          ": only f32, bf16 and f16 tensors are trained: pass this one as ts::frozen(tensor)");
   }
-  TensorOptions options{std::move(said.name), !kFrozen, said.decay, said.group < 0 ? 0 : said.group,
-                        said.group >= 0};
+  TensorOptions options{std::move(said.name), !kFrozen,
+                        said.decay,           said.group < 0 ? 0 : said.group,
+                        said.group >= 0,      said.slice};
   sink(std::move(handle), std::move(options));
 }
 
@@ -112,6 +113,7 @@ void visit_unmodified(Sink& sink, std::remove_reference_t<A>& argument, Said&& s
     detail::emit<kFrozen>(sink, tensor, std::move(said));
   } else if constexpr (!std::is_lvalue_reference_v<A>) {
   } else if constexpr (TensorStruct<T>) {
+    if (said.slice) fail("tessera: sliced(...) is for one tensor, not for a struct of them");
     using Tuple = decltype(tensors_of(argument));
     if constexpr (TupleLike<Tuple>) {
       detail::visit_members<kFrozen>(

@@ -2,21 +2,24 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <type_traits>
 
 #include <tessera/tensor/pointer_tensor.hpp>
+#include <tessera/tensor/slice.hpp>
 #include <tessera/tensor/traits.hpp>
 
 namespace tessera {
 
 /// What add_unit is told about a tensor, beyond the tensor itself.
 struct TensorOptions {
-  std::string name;       ///< for messages and checkpoints; empty: the Shard makes one up
-  bool trainable = true;  ///< false after frozen(...): gathered and saved, without gradient
-  bool decay = true;      ///< false after no_decay(...): no weight decay
-  int group = 0;          ///< the optimizer's parameter group, zero or more
-  bool grouped = false;   ///< in_group(...) said so
+  std::string name;            ///< for messages and checkpoints; empty: the Shard makes one up
+  bool trainable = true;       ///< false after frozen(...): gathered and saved, without gradient
+  bool decay = true;           ///< false after no_decay(...): no weight decay
+  int group = 0;               ///< the optimizer's parameter group, zero or more
+  bool grouped = false;        ///< in_group(...) said so
+  std::optional<Slice> slice;  ///< sliced(...) said so
 };
 
 namespace detail {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include <tessera/tensor/handle.hpp>
+#include <tessera/tensor/slice.hpp>
 
 namespace tessera {
 namespace detail {
@@ -15,6 +17,7 @@ struct Said {
   std::string name;
   bool decay = true;
   int group = -1;  // -1: nothing said
+  std::optional<Slice> slice;
 };
 
 /// An argument of add_unit with what was said about it. A is `T&` for a tensor, or a struct of
@@ -86,6 +89,17 @@ template <class A>
   static_assert(detail::check_lvalue<A>());
   auto result = detail::modified(argument);
   result.said.decay = false;
+  return result;
+}
+
+/// The tensor is this rank's slice of a larger one, of which the other ranks of the mesh's tensor
+/// axis have the rest: the norm counts each rank's part, initialisers are asked for elements of the
+/// whole. Without it a tensor is the same on all of them, and counted once. Not for structs.
+template <class A>
+[[nodiscard]] auto sliced(const Slice& slice, A&& argument) {
+  static_assert(detail::check_lvalue<A>());
+  auto result = detail::modified(argument);
+  result.said.slice = slice;
   return result;
 }
 
