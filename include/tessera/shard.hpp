@@ -103,8 +103,10 @@ class Shard {
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
-  int rank() const { return core_.context().rank(); }
-  int world_size() const { return core_.context().world(); }
+  /// Among all ranks of the mesh.
+  int rank() const { return core_.context().mesh_rank(); }
+  int world_size() const { return core_.context().mesh_shape.size(); }
+  const MeshShape& mesh_shape() const { return core_.context().mesh_shape; }
 
   /// Registers a unit: tensors by lvalue, tensor(pointer, shape), structs with tensors_of(T&), and
   /// frozen, named, no_decay and in_group around them. A tensor that another unit already has is
@@ -138,7 +140,9 @@ class Shard {
   /// Allocates exactly plan() and sets the first values: from_tensors (what the tensors hold, the
   /// same on every rank), from_rank(r) (what one rank's tensors hold; collective), a function
   /// float(const TensorInfo&, std::uint64_t index) of the element's place in the whole tensor, or
-  /// in_place(functions that run where the state is).
+  /// in_place(functions that run where the state is). Throws Error where replicas, or ranks of the
+  /// tensor axis in what is not sliced, have been given other values. from_rank counts the ranks
+  /// of Mesh::data().
   /// From here on no tensor memory is allocated, and a rebound tensor points at null outside
   /// leases. Where it throws, the memory is given back, and it may be called again.
   template <class Values>
@@ -153,17 +157,22 @@ class Shard {
   }
 
   /// What materialize allocates and a step sends.
-  Plan plan() { return plan(world_size()); }
-  /// The same for another number of ranks: arithmetic only.
-  Plan plan(int world) {
-    if (world < 1 || world > engine::kMostRanks) {
-      detail::fail("tessera: plan(", world, "): there must be 1 to ", engine::kMostRanks, " ranks");
+  Plan plan() { return plan(mesh_shape()); }
+  /// The same for another number of ranks on the shard axis alone: arithmetic only.
+  Plan plan(int world) { return plan(MeshShape{.shard = world}); }
+  /// And for another mesh, with this rank's tensors as they are.
+  Plan plan(const MeshShape& mesh) {
+    const auto fits = [](int ranks) { return ranks >= 1 && ranks <= engine::kMostRanks; };
+    if (!fits(mesh.replicate) || !fits(mesh.shard) || !fits(mesh.tensor) ||
+        !fits(mesh.size() / mesh.tensor)) {
+      detail::fail("tessera: plan(", mesh.describe(), "): there must be 1 to ", engine::kMostRanks,
+                   " ranks");
     }
     engine::Context<Backend>& context = core_.context();
-    engine::check_size(context.registry, context.options, context.needs.moments, world);
+    engine::check_size(context.registry, context.options, context.needs.moments, mesh);
     engine::Registry registry = context.registry;
-    registry.lay_out(world);
-    return engine::Planner(registry, context.policy, context.options, context.needs, world)
+    registry.lay_out(mesh);
+    return engine::Planner(registry, context.policy, context.options, context.needs, mesh)
         .plan()
         .first;
   }
@@ -283,8 +292,8 @@ class Shard {
     return std::span<E>(reinterpret_cast<E*>(core_.reducing().gradient(record)), record.elements);
   }
 
-  /// A hash of the full parameters and master weights, unpadded, in the order of registration:
-  /// equal on all ranks. Collective.
+  /// A hash of the full parameters and master weights, unpadded, in the order of registration, and
+  /// over the ranks of the tensor axis: equal on all ranks. Collective.
   std::uint64_t parameters_digest() {
     Digest digest;
     for (const engine::TensorRecord& record : core_.context().registry.tensors()) {
@@ -300,7 +309,7 @@ class Shard {
         add_floats(digest, State::master(), record);
       }
     }
-    return digest.value();
+    return core_.states().over_slices(digest.value());
   }
   /// The same of the moments.
   std::uint64_t moments_digest() {
@@ -311,7 +320,7 @@ class Shard {
         add_floats(digest, State::moment(m), record);
       }
     }
-    return digest.value();
+    return core_.states().over_slices(digest.value());
   }
 
   /// How gathers and reductions travel between ranks, and why not otherwise: a sentence or two, or
@@ -362,6 +371,7 @@ class Shard {
                     "function float(const TensorInfo&, std::uint64_t index)");
       core_.materializing().generate(values);
     }
+    core_.check_equal();
     core_.start();
   }
 

@@ -57,7 +57,7 @@ TEST_CASE("plan(n) of another world size is the plan of a run at that size") {
         planned.model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
         CHECK(planned.model.plan() == before);
         if (ranks.rank() == world - 1) real.push_back(before);
-        for (int other : {1, 2, 3, 8, 1000}) CHECK(planned.model.plan(other).world == other);
+        for (int other : {1, 2, 3, 8, 1000}) CHECK(planned.model.plan(other).mesh.shard == other);
       });
     }
     Planned<Strategy> single(under_test::Ranks(), options);
@@ -243,7 +243,7 @@ TEST_CASE("a plan is for 1 to 2^24 ranks") {
     std::span<float> w(static_cast<float*>(nullptr), 64);
     ShardOf<ts::Zero3<>> model{ts::Mesh<under_test::Backend>(ranks)};
     (void)model.add_unit("u", w);
-    CHECK(model.plan(1 << 14).world == 1 << 14);
+    CHECK(model.plan(1 << 14).mesh.shard == 1 << 14);
     for (int world : {0, -1, (1 << 24) + 1, std::numeric_limits<int>::max()}) {
       CHECK_SAYS(error_of([&] { (void)model.plan(world); }), "1 to 16777216 ranks");
     }

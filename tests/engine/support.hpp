@@ -111,10 +111,13 @@ class Toy {
 
   Toy(under_test::Ranks ranks, const std::vector<UnitSpec>& specs, ts::Options options = {},
       under_test::RuntimeOptions host = {})
+      : Toy(ts::Mesh<under_test::Backend>(ranks, host), specs, std::move(options)) {}
+
+  Toy(ts::Mesh<under_test::Backend> mesh, const std::vector<UnitSpec>& specs, ts::Options options)
       : specs_(specs),
         divisor_(options.gradient_divisor),
-        model(ts::Mesh<under_test::Backend>(ranks, host), ts::Sgd{.learning_rate = kRate},
-              exact(ranks.size(), std::move(options), divisor_)) {
+        model(mesh, ts::Sgd{.learning_rate = kRate},
+              exact(mesh.shape().data_ranks(), std::move(options), divisor_)) {
     std::uint32_t id = 0;
     for (const UnitSpec& spec : specs_) {
       auto& spans = tensors.emplace_back();
@@ -136,7 +139,11 @@ class Toy {
     });
   }
 
-  int rank() const { return model.rank(); }
+  /// Among the ranks with other data.
+  int rank() const {
+    const ts::MeshShape& mesh = model.mesh_shape();
+    return mesh.data_rank(mesh.place(model.rank()));
+  }
   int count() const { return static_cast<int>(specs_.size()); }
   ts::Unit unit(int u) const { return {static_cast<std::uint32_t>(u)}; }
   std::uint32_t id(int u, std::size_t tensor) const {
@@ -181,7 +188,7 @@ class Toy {
     const UnitSpec& spec = specs_[static_cast<std::size_t>(u)];
     for (std::size_t t = 0; t < spec.sizes.size(); ++t) {
       if (spec.is_frozen(t) || (only >= 0 && t != static_cast<std::size_t>(only))) continue;
-      reference.contribute(model.world_size(), divisor_, micro, id(u, t));
+      reference.contribute(model.mesh_shape().data_ranks(), divisor_, micro, id(u, t));
     }
   }
   void backward(int u, int micro = 0, int only = -1) {

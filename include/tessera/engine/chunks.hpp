@@ -7,17 +7,18 @@
 namespace tessera::engine {
 
 /// Bytes of a rank's piece that one collective carries when a unit is split at `bucket_bytes`
-/// bytes of full buffers. A multiple of 256, at least that; unlimited for 0.
-constexpr std::uint64_t chunk_bytes(std::uint64_t bucket_bytes, int world) {
+/// bytes of full buffers. A multiple of 256 for each of `replicas`, at least that; unlimited for 0.
+constexpr std::uint64_t chunk_bytes(std::uint64_t bucket_bytes, int world, int replicas = 1) {
   if (bucket_bytes == 0) return std::numeric_limits<std::uint64_t>::max();
-  const std::uint64_t bytes = bucket_bytes / static_cast<std::uint64_t>(world) / 256 * 256;
-  return bytes == 0 ? 256 : bytes;
+  const std::uint64_t least = std::uint64_t{256} * static_cast<std::uint64_t>(replicas);
+  const std::uint64_t bytes = bucket_bytes / static_cast<std::uint64_t>(world) / least * least;
+  return bytes == 0 ? least : bytes;
 }
 
 /// How many collectives a unit with a piece of `piece_bytes` takes.
 constexpr std::uint64_t chunk_count(std::uint64_t piece_bytes, std::uint64_t bucket_bytes,
-                                    int world) {
-  const std::uint64_t chunk = chunk_bytes(bucket_bytes, world);
+                                    int world, int replicas = 1) {
+  const std::uint64_t chunk = chunk_bytes(bucket_bytes, world, replicas);
   return piece_bytes <= chunk ? 1 : (piece_bytes - 1) / chunk + 1;
 }
 

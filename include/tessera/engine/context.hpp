@@ -66,14 +66,22 @@ struct Context {
         needs(requirements),
         registry(description.precision),
         backend(mesh.options()),
+        mesh_shape(mesh.shape()),
+        place(mesh.place()),
         control(mesh.communicator()),
-        gather_comm(control.channel()),
-        reduce_comm(control.channel()),
+        gather_comm(mesh.shard().channel()),
+        reduce_comm(mesh.shard().channel()),
+        replica_comm(mesh.replicate().channel()),
+        tensor_comm(mesh.tensor().channel()),
         slots(backend, events),
         recorder(backend, options.trace) {}
 
-  int rank() const { return control.rank(); }
-  int world() const { return control.size(); }
+  /// Along the shard axis: which pieces this rank has, of how many.
+  int rank() const { return place.shard; }
+  int world() const { return mesh_shape.shard; }
+  int replicas() const { return mesh_shape.replicate; }
+  /// Among all ranks of the mesh.
+  int mesh_rank() const { return mesh_shape.rank(place); }
   bool communicates() const { return world() > 1 || options.collectives_at_one_rank; }
 
   typename B::Stream& compute() { return backend.stream(StreamKind::compute); }
@@ -150,7 +158,7 @@ struct Context {
     if (!broken.empty()) {
       const std::string what = detail::concat("the step failed (", broken, "): call reset()");
       // The type tells what another rank caused from what this one did.
-      if (broken_elsewhere) throw CommunicatorError(rank(), "", "", what);
+      if (broken_elsewhere) throw CommunicatorError(mesh_rank(), "", "", what);
       detail::fail("tessera: ", what);
     }
     try {
@@ -250,9 +258,13 @@ struct Context {
   bool edit_expected = false;
 
   B backend;
-  Comm control;
+  MeshShape mesh_shape;
+  MeshPlace place;
+  Comm control;  ///< all ranks
   Comm gather_comm;
   Comm reduce_comm;
+  Comm replica_comm;  ///< on the reduce stream, behind reduce_comm's
+  Comm tensor_comm;   ///< the same, at the end of a step
   SlotArena<B> slots;
   Recorder<B> recorder;
 

@@ -14,6 +14,7 @@
 
 #include "tessera/engine/capture.hpp"
 #include "tessera/engine/context.hpp"
+#include "tessera/engine/equal_states.hpp"
 #include "tessera/engine/gather.hpp"
 #include "tessera/engine/leases.hpp"
 #include "tessera/engine/materialize.hpp"
@@ -79,7 +80,10 @@ class Core {
     learning_rate_ = rate;
   }
 
-  /// After materialize: the expected orders and their schedules.
+  /// After materialize: what several ranks keep has to be the same on all of them.
+  void check_equal() { EqualStates<Bk>(c_, states_).check(); }
+
+  /// After that: the expected orders and their schedules.
   void start() {
     stepping_.start();
     leases_.start();
@@ -282,7 +286,7 @@ class Core {
 
   void abort(const std::string& reason) noexcept {
     try {
-      const std::string why = "rank " + std::to_string(c_.rank()) + ": " + reason;
+      const std::string why = "rank " + std::to_string(c_.mesh_rank()) + ": " + reason;
       if (c_.broken.empty()) c_.broken = why;
       c_.control.abort(why);
     } catch (...) {  // out of memory for a message: the time-out serves the others
@@ -298,6 +302,8 @@ class Core {
     c_.control.reset();
     c_.gather_comm.reset();
     c_.reduce_comm.reset();
+    c_.replica_comm.reset();
+    c_.tensor_comm.reset();
     c_.broken.clear();
     c_.broken_elsewhere = false;
     c_.accumulating = c_.evaluating = false;
@@ -358,6 +364,8 @@ class Core {
   CollectiveCounts counts() const {
     CollectiveCounts sum = c_.gather_comm.counts();
     sum += c_.reduce_comm.counts();
+    sum += c_.replica_comm.counts();
+    sum += c_.tensor_comm.counts();
     return sum;
   }
 

@@ -133,7 +133,7 @@ class Leases {
   };
 
   ScheduleTable schedule(const Order& order) const {
-    return Planner(c_.registry, c_.policy, c_.options, c_.needs, c_.world())
+    return Planner(c_.registry, c_.policy, c_.options, c_.needs, c_.mesh_shape)
         .schedule(order, c_.slot_bytes);
   }
 

@@ -88,9 +88,9 @@ class Materializing {
   void allocate() {
     c_.check();
     check_groups();
-    check_size(c_.registry, c_.options, c_.needs.moments, c_.world());
-    c_.registry.lay_out(c_.world());
-    const Planner planner(c_.registry, c_.policy, c_.options, c_.needs, c_.world());
+    check_size(c_.registry, c_.options, c_.needs.moments, c_.mesh_shape);
+    c_.registry.lay_out(c_.mesh_shape);
+    const Planner planner(c_.registry, c_.policy, c_.options, c_.needs, c_.mesh_shape);
     c_.facts = planner.facts();
     std::tie(c_.plan, c_.map) = planner.plan();
     c_.slot_bytes = c_.map.reduce_scratch - c_.map.slots;
@@ -199,10 +199,11 @@ class Materializing {
     finish();
   }
 
-  /// Collective: `root`'s tensors go to all ranks, one at a time.
+  /// Collective: `root`'s tensors go to all ranks with its slices, one at a time.
   void take_from_rank(int root) {
-    if (root < 0 || root >= c_.world()) {
-      detail::fail("tessera: from_rank(", root, "): there are ", c_.world(), " ranks");
+    if (root < 0 || root >= c_.mesh_shape.data_ranks()) {
+      detail::fail("tessera: from_rank(", root, "): there are ", c_.mesh_shape.data_ranks(),
+                   " ranks");
     }
     if constexpr (B::holds_memory) {
       std::uint64_t largest = 0;
@@ -256,16 +257,21 @@ class Materializing {
   void take_from_rank(int root, const TensorRecord& tensor, std::byte* staging) {
     const std::uint64_t width = size_of(tensor.info.dtype);
     const auto* from = static_cast<const std::byte*>(tensor.handle.data());
-    if (c_.rank() == root) require_memory(tensor, from);
+    const int root_of_group = root % c_.world();
+    const int root_replica = root / c_.world();
+    if (c_.mesh_shape.data_rank(c_.place) == root) require_memory(tensor, from);
     const std::uint64_t most = kStagingBytes / width;  // elements that pass at once
     for (std::uint64_t begin = 0;; begin += most) {
       const layout::Range part{begin, std::min(begin + most, tensor.elements)};
       const std::uint64_t bytes = part.size() * width;
-      if (c_.rank() == root) {
+      if (c_.mesh_shape.data_rank(c_.place) == root) {
         c_.backend.write(c_.reducing(), staging, from + begin * width, bytes);
       }
-      c_.reduce_comm.broadcast(c_.reducing(), {CollectiveKind::broadcast, tensor.info.name},
-                               staging, bytes, root);
+      const CollectiveTag tag{CollectiveKind::broadcast, tensor.info.name};
+      if (c_.replicas() > 1 && c_.rank() == root_of_group) {
+        c_.replica_comm.broadcast(c_.reducing(), tag, staging, bytes, root_replica);
+      }
+      c_.reduce_comm.broadcast(c_.reducing(), tag, staging, bytes, root_of_group);
       c_.await(c_.reducing());
       c_.check();
       take(tensor, staging, part);

@@ -21,6 +21,7 @@ struct NormTensor {
   std::uint64_t offset = 0;    ///< in its group's flat parameter
   std::uint64_t piece_elements = 0;
   std::uint32_t unit = 0;
+  std::uint32_t sliced = 0;  ///< whether each rank of the tensor axis has another part of it
 };
 
 /// Each rank folds the cells it holds of a tensor into the tree's nodes that lie wholly within
@@ -81,7 +82,7 @@ class NormTree {
     for (const TensorRecord& tensor : registry_.tensors()) {
       const std::uint64_t elements = tensor.info.trainable ? tensor.elements : 0;
       all.push_back({elements, tensor.placement.offset, registry_.group_of(tensor).piece_elements,
-                     tensor.unit});
+                     tensor.unit, tensor.info.is_sliced ? 1u : 0u});
     }
     return all;
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.hpp"
+#include "tessera/comm/mesh_shape.hpp"
 
 namespace tessera {
 
@@ -35,7 +36,7 @@ struct PlanUnit {
 /// Memory and communication of one rank. Every rank of a group has the same plan.
 struct Plan {
   std::string policy;
-  int world = 1;
+  MeshShape mesh;
   std::vector<PlanLine> memory;
   std::vector<PlanUnit> units;
   /// Of one step with one micro-step in the expected order, after the first: frozen parameters
@@ -60,7 +61,9 @@ struct Plan {
   }
 
   std::string to_string() const {
-    std::string text = "plan: " + policy + ", " + std::to_string(world) + " ranks, bytes a rank\n";
+    std::string text = "plan: " + policy + ", " + std::to_string(mesh.size()) + " ranks" +
+                       (mesh.shard == mesh.size() ? "" : " (" + mesh.describe() + ")") +
+                       ", bytes a rank\n";
     for (const PlanLine& line : memory) append(text, line.what, line.bytes);
     append(text, "total", total_bytes());
     append(text, "of it training state", state_bytes());

@@ -33,7 +33,8 @@ struct MemoryMap {
   std::uint64_t buffers = 0;  ///< where the states end, and gradient buffers and slots begin
   std::uint64_t slots = 0;
   std::uint64_t reduce_scratch = 0;
-  std::uint64_t step = 0;  ///< where step_memory's offsets begin
+  std::uint64_t group_sums = 0;  ///< a collective's sums over the shard axis, before the replicas'
+  std::uint64_t step = 0;        ///< where step_memory's offsets begin
   StepMemory step_memory;
   std::uint64_t total = 0;
 };
@@ -68,9 +69,10 @@ inline std::uint64_t moment_offset(const layout::UnitLayout& layout, std::uint32
 }
 
 /// What the sum of a unit's gradients is divided by.
-inline float divisor_of(const UnitRecord& unit, const Options& options, int world) {
+inline float divisor_of(const UnitRecord& unit, const Options& options, const MeshShape& mesh) {
   if (unit.options.gradient_divisor > 0) return unit.options.gradient_divisor;
-  return options.gradient_divisor > 0 ? options.gradient_divisor : static_cast<float>(world);
+  return options.gradient_divisor > 0 ? options.gradient_divisor
+                                      : static_cast<float>(mesh.data_ranks());
 }
 
 /// Bytes of a unit's full gradient buffer ahead of `group` (of all of it with group_count).
@@ -88,8 +90,13 @@ inline std::uint64_t gradient_offset(const layout::UnitLayout& layout, std::uint
 class Planner {
  public:
   Planner(const Registry& registry, const PolicyDescription& policy, const Options& options,
-          const Requirements& needs, int world)
-      : registry_(registry), policy_(policy), options_(options), needs_(needs), world_(world) {
+          const Requirements& needs, const MeshShape& mesh)
+      : registry_(registry),
+        policy_(policy),
+        options_(options),
+        needs_(needs),
+        mesh_(mesh),
+        world_(mesh.shard) {
     compute_facts();
   }
 
@@ -124,7 +131,7 @@ class Planner {
     map.units.resize(registry_.units().size());
     plan.policy = std::string(policy_.strategy.name) + ", " + policy_.precision.name + ", " +
                   policy_.offload.name;
-    plan.world = world_;
+    plan.mesh = mesh_;
     std::uint64_t at = 0;
     std::uint64_t gathered = 0;  // persistent full buffers beyond the piece: not state
     for (std::size_t u = 0; u < map.units.size(); ++u) {
@@ -153,11 +160,16 @@ class Planner {
     at += slots;
     plan.memory.push_back({"slots", slots, false});
     map.reduce_scratch = at;
-    const std::uint64_t scratch = needs_.reduce_scratch && world_ > 1 ? largest_reduction() : 0;
+    const bool reduces = mesh_.data_ranks() > 1;
+    const std::uint64_t scratch = needs_.reduce_scratch && reduces ? largest_reduction() : 0;
     at += scratch;
     if (scratch > 0) plan.memory.push_back({"reduction scratch", scratch, false});
+    map.group_sums = at;
+    const std::uint64_t sums = world_ > 1 && mesh_.replicate > 1 ? largest_group_sums() : 0;
+    at += sums;
+    if (sums > 0) plan.memory.push_back({"sums of a replica", sums, false});
     map.step = at;
-    map.step_memory = StepMemory::lay_out(registry_, world_, options_, needs_);
+    map.step_memory = StepMemory::lay_out(registry_, mesh_, options_, needs_);
     at += map.step_memory.total;
     plan.memory.push_back({"step scalars", map.step_memory.total, false});
     map.total = at;
@@ -183,7 +195,8 @@ class Planner {
       if (unit.options.override_reshard && strategy.shard_parameters && gathers) {
         facts.reshard = unit.options.reshard;
       }
-      facts.gradients_in_place = facts.trainable && !gathers && needs_no_reduction(unit);
+      facts.gradients_in_place =
+          facts.trainable && !gathers && mesh_.replicate == 1 && needs_no_reduction(unit);
       facts.gradient_slot = !facts.gradients_in_place && strategy.shard_gradients &&
                             options_.accumulation == Accumulation::reduce_each;
       facts_.push_back(facts);
@@ -196,7 +209,7 @@ class Planner {
 
   // At one rank: a gradient as it is written is the reduced one.
   bool needs_no_reduction(const UnitRecord& unit) const {
-    if (divisor_of(unit, options_, world_) != 1) return false;
+    if (divisor_of(unit, options_, mesh_) != 1) return false;
     for (const layout::GroupLayout& group : unit.layout.used()) {
       if (group.trainable &&
           policy_.precision.gradient_of(group.dtype) != policy_.precision.reduced_of(group.dtype)) {
@@ -265,18 +278,38 @@ class Planner {
       all += facts.gradient_bytes;
     }
     if (options_.bucket_bytes == 0) return largest;
-    const std::uint64_t chunk =
-        chunk_bytes(options_.bucket_bytes, world_) * static_cast<std::uint64_t>(world_);
+    const std::uint64_t chunk = chunk_bytes(options_.bucket_bytes, world_, mesh_.replicate) *
+                                static_cast<std::uint64_t>(world_);
     return std::min(all, std::max(options_.bucket_bytes, chunk));
   }
 
-  std::uint64_t chunks(std::uint64_t full_bytes, std::size_t units_in_bucket) const {
+  // A rank's part of it, in the type that is kept.
+  std::uint64_t largest_group_sums() const {
+    std::uint64_t widening = 1;
+    for (const UnitRecord& unit : registry_.units()) {
+      for (const layout::GroupLayout& group : unit.layout.used()) {
+        if (!group.trainable) continue;
+        const std::uint64_t from = size_of(policy_.precision.gradient_of(group.dtype));
+        widening = std::max(widening, size_of(policy_.precision.reduced_of(group.dtype)) / from);
+      }
+    }
+    const std::uint64_t part = largest_reduction() / static_cast<std::uint64_t>(world_);
+    return layout::round_up(part * widening, 256);
+  }
+
+  std::uint64_t chunks(std::uint64_t full_bytes, std::size_t units_in_bucket, int replicas) const {
     if (units_in_bucket > 1) return 1;
     return chunk_count(full_bytes / static_cast<std::uint64_t>(world_), options_.bucket_bytes,
-                       world_);
+                       world_, replicas);
   }
 
   void add_collectives(Plan& plan, const ScheduleTable& table) const {
+    if (mesh_.tensor > 1 && !registry_.tensors().empty()) {
+      const std::uint64_t bytes = registry_.tensors().size() * sizeof(double);
+      plan.collectives[CollectiveKind::scalars] = {
+          1, bytes * static_cast<std::uint64_t>(mesh_.tensor - 1)};
+    }
+    if (mesh_.replicate > 1) add_replica_collectives(plan, table);
     if (world_ == 1) return;
     const auto others = static_cast<std::uint64_t>(world_ - 1);
     const auto ranks = static_cast<std::uint64_t>(world_);
@@ -290,7 +323,7 @@ class Planner {
         ++moved;
       }
       if (bytes == 0) continue;
-      gather.count += chunks(bytes, moved);
+      gather.count += chunks(bytes, moved, 1);
       gather.bytes += bytes / ranks * others;
     }
     auto& reduce = plan.collectives[CollectiveKind::reduce_scatter];
@@ -305,12 +338,42 @@ class Planner {
         const layout::UnitLayout& layout = registry_.units()[u].layout;
         gather.bytes += reduced_offset(layout, layout.group_count, policy_) / ranks * others;
       }
-      reduce.count += chunks(bytes, units.size());
+      reduce.count += chunks(bytes, units.size(), mesh_.replicate);
       reduce.bytes += bytes / ranks * others;
     }
     const std::uint64_t scalars = NormTree::bytes(registry_, world_);
     if (scalars > 0) {
-      plan.collectives[CollectiveKind::scalars] = {1, scalars / ranks * others};
+      ++plan.collectives[CollectiveKind::scalars].count;
+      plan.collectives[CollectiveKind::scalars].bytes += scalars / ranks * others;
+    }
+  }
+
+  // Each reduction's sums are added up over the replicas, and the parts of the result gathered.
+  void add_replica_collectives(Plan& plan, const ScheduleTable& table) const {
+    const auto replicas = static_cast<std::uint64_t>(mesh_.replicate);
+    auto& gather = plan.collectives[CollectiveKind::all_gather];
+    auto& reduce = plan.collectives[CollectiveKind::reduce_scatter];
+    for (const auto& units : table.reductions) {
+      std::uint64_t full = 0;
+      std::uint64_t sums = 0;     // of this rank's piece, as they come to the replicas
+      std::uint64_t reduced = 0;  // as they are kept
+      for (std::uint32_t u : units) {
+        full += facts_[u].gradient_bytes;
+        for (const layout::GroupLayout& group : registry_.unit(u).layout.used()) {
+          if (!group.trainable) continue;
+          const std::uint64_t kept =
+              group.piece_elements * size_of(policy_.precision.reduced_of(group.dtype));
+          reduced += kept;
+          sums += world_ > 1
+                      ? kept
+                      : group.piece_elements * size_of(policy_.precision.gradient_of(group.dtype));
+        }
+      }
+      const std::uint64_t count = chunks(full, units.size(), mesh_.replicate);
+      reduce.count += count;
+      reduce.bytes += sums / replicas * (replicas - 1);
+      gather.count += count;
+      gather.bytes += reduced / replicas * (replicas - 1);
     }
   }
 
@@ -318,7 +381,8 @@ class Planner {
   PolicyDescription policy_;
   const Options& options_;
   Requirements needs_;
-  int world_;
+  MeshShape mesh_;
+  int world_;  ///< ranks that share the state
   std::vector<UnitFacts> facts_;
 };
 

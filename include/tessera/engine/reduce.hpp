@@ -221,7 +221,7 @@ class Reducing {
   }
 
   float scale_of(std::uint32_t u) const {
-    const float divisor = divisor_of(c_.registry.unit(u), c_.options, c_.world());
+    const float divisor = divisor_of(c_.registry.unit(u), c_.options, c_.mesh_shape);
     const StrictRounding strict;
     return (StrictDouble{1.0} / StrictDouble{static_cast<double>(divisor)}).to_float();
   }
@@ -233,24 +233,80 @@ class Reducing {
     if (single)
       piece_bytes = c_.facts[units[0]].gradient_bytes / static_cast<std::uint64_t>(c_.world());
     const std::uint64_t limit = single ? c_.options.bucket_bytes : 0;
-    const std::uint64_t chunk = chunk_bytes(limit, c_.world());
-    const std::uint64_t count = chunk_count(piece_bytes, limit, c_.world());
+    const std::uint64_t chunk = chunk_bytes(limit, c_.world(), c_.replicas());
+    const std::uint64_t count = chunk_count(piece_bytes, limit, c_.world(), c_.replicas());
     const std::string& name = c_.registry.unit(units[0]).name;
     for (std::uint64_t i = 0; i < count; ++i) {
       segments_.clear();
       std::uint64_t bytes = 0;
       for (std::uint32_t u : units) bytes += add_segments(u, i, chunk);
-      c_.backend.ahead_of_collective(c_.reducing());
-      const std::size_t span =
-          c_.recorder.begin(Span::collective, "reduce", name, StreamKind::reduce, bytes);
-      c_.reduce_comm.reduce_scatter(c_.reducing(), {CollectiveKind::reduce_scatter, name},
-                                    segments_, scratch());
-      c_.recorder.end(span);
+      if (c_.replicas() == 1) {
+        reduce_scatter(c_.reduce_comm, c_.world(), "reduce", name, bytes);
+        continue;
+      }
+      if (c_.world() > 1) {
+        segments_.swap(over_replicas_);
+        make_group_sums();
+        reduce_scatter(c_.reduce_comm, c_.world(), "reduce", name, bytes);
+        segments_.swap(over_replicas_);
+      }
+      add_up_replicas(name);
     }
   }
 
-  std::byte* scratch() {
-    return c_.needs.reduce_scratch && c_.world() > 1 ? c_.memory + c_.map.reduce_scratch : nullptr;
+  // What segments_ says.
+  void reduce_scatter(typename Bk::Communicator& among, int ranks, const char* what,
+                      const std::string& name, std::uint64_t bytes) {
+    c_.backend.ahead_of_collective(c_.reducing());
+    const std::size_t span =
+        c_.recorder.begin(Span::collective, what, name, StreamKind::reduce, bytes);
+    among.reduce_scatter(c_.reducing(), {CollectiveKind::reduce_scatter, name}, segments_,
+                         scratch(ranks));
+    c_.recorder.end(span);
+  }
+
+  std::byte* scratch(int ranks) {
+    return c_.needs.reduce_scratch && ranks > 1 ? c_.memory + c_.map.reduce_scratch : nullptr;
+  }
+
+  // Turns over_replicas_, the segments of a reduction, into two steps: segments_ add the shard
+  // axis up, in rank order and unscaled, and what remains adds those sums up over the replicas.
+  void make_group_sums() {
+    segments_.clear();
+    std::byte* at = c_.memory + c_.map.group_sums;
+    for (ReduceSegment& segment : over_replicas_) {
+      segments_.push_back({segment.full, segment.dtype, at, segment.elements, segment.stride, 1,
+                           false, segment.out_dtype});
+      segment.full = at;
+      segment.dtype = segment.out_dtype;
+      at += segment.elements * size_of(segment.out_dtype);
+    }
+  }
+
+  // segments_: what each replica has of this rank's pieces, whole. Each adds a part of it up, and
+  // all get all parts.
+  void add_up_replicas(const std::string& name) {
+    const auto replicas = static_cast<std::uint64_t>(c_.replicas());
+    const auto own = static_cast<std::uint64_t>(c_.place.replicate);
+    parts_.clear();
+    std::uint64_t summed = 0;
+    std::uint64_t gathered = 0;
+    for (ReduceSegment& segment : segments_) {
+      segment.elements /= replicas;  // pieces and their chunks are multiples of it
+      segment.stride = segment.elements;
+      const std::uint64_t bytes = segment.elements * size_of(segment.out_dtype);
+      auto* const all = static_cast<std::byte*>(segment.out);
+      segment.out = all + bytes * own;
+      parts_.push_back({segment.out, all, bytes, bytes});
+      summed += segment.elements * replicas * size_of(segment.dtype);
+      gathered += bytes;
+    }
+    reduce_scatter(c_.replica_comm, c_.replicas(), "reduce over replicas", name, summed);
+    c_.backend.ahead_of_collective(c_.reducing());
+    const std::size_t span = c_.recorder.begin(Span::collective, "gather over replicas", name,
+                                               StreamKind::reduce, gathered);
+    c_.replica_comm.all_gather(c_.reducing(), {CollectiveKind::all_gather, name}, parts_);
+    c_.recorder.end(span);
   }
 
   std::uint64_t add_segments(std::uint32_t u, std::uint64_t index, std::uint64_t chunk) {
@@ -285,6 +341,8 @@ class Reducing {
   Bucket bucket_;
   std::deque<InFlight> in_flight_;
   std::vector<ReduceSegment> segments_;
+  std::vector<ReduceSegment> over_replicas_;
+  std::vector<GatherSegment> parts_;
   std::vector<std::uint32_t> latest_;
   typename B::Event ready_;
   typename B::Event earlier_;

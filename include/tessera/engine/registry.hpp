@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/mesh_shape.hpp"
 #include "tessera/engine/options.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/classify.hpp"
@@ -125,8 +126,8 @@ class Registry {
     units_.pop_back();
   }
 
-  /// Computes every unit's layout over `world` ranks.
-  void lay_out(int world) {
+  /// Computes every unit's layout over a mesh.
+  void lay_out(const MeshShape& mesh) {
     std::vector<layout::TensorExtent> extents;
     std::vector<layout::TensorPlacement> placements;
     for (UnitRecord& unit : units_) {
@@ -136,7 +137,7 @@ class Registry {
         extents.push_back({tensor.elements, tensor.info.dtype, tensor.info.trainable});
       }
       placements.assign(extents.size(), {});
-      unit.layout = layout::lay_out(extents, world, placements);
+      unit.layout = layout::lay_out(extents, mesh.shard, placements, mesh.replicate);
       for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
         tensors_[unit.tensors[i]].placement = placements[i];
       }

@@ -18,9 +18,11 @@ inline constexpr int kMostRanks = 1 << 24;
 /// Throws Error unless all that a rank might hold at once, if nothing were sharded, is below 2^62
 /// bytes; whatever the policy, neither the plan nor a schedule's arena is more. In floating point,
 /// which does not wrap.
-inline void check_size(const Registry& registry, const Options& options, int moments, int world) {
+inline void check_size(const Registry& registry, const Options& options, int moments,
+                       const MeshShape& mesh) {
   constexpr double kMost = 4611686018427387904.0;  // 2^62
-  const double padding = static_cast<double>(layout::kGranule) * (world + 1.0);
+  const double padding =
+      static_cast<double>(layout::kGranule) * (1.0 * mesh.shard * mesh.replicate + 1.0);
   double all = static_cast<double>(options.spare_slot_bytes);
   if (all >= kMost) {
     detail::fail("tessera: Options::spare_slot_bytes is ", options.spare_slot_bytes,
@@ -40,8 +42,8 @@ inline void check_size(const Registry& registry, const Options& options, int mom
     most = &tensor;
   }
   if (all < kMost) return;
-  detail::fail("tessera: the model has too many elements to be planned over ", world,
-               world == 1 ? " rank" : " ranks", ": its states would be ", all,
+  detail::fail("tessera: the model has too many elements to be planned over ", mesh.size(),
+               mesh.size() == 1 ? " rank" : " ranks", ": its states would be ", all,
                " bytes; the largest tensor is '", most->info.name, "' of shape ", most->info.shape);
 }
 

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "tessera/engine/context.hpp"
+#include "tessera/engine/exchange_hash.hpp"
 #include "tessera/engine/staging.hpp"
 #include "tessera/exact/bf16.hpp"
+#include "tessera/exact/digest.hpp"
 #include "tessera/exact/split_float.hpp"
 
 namespace tessera {
@@ -133,6 +135,17 @@ class States {
     wait_for_reductions(state);
     if (state.kind == State::Kind::master && is_split(tensor)) return full_split(tensor);
     return full(state, tensor, address(state, tensor), width(state, tensor));
+  }
+
+  /// One hash of those that the ranks of the tensor axis have found of their slices; the same as
+  /// `own` where there is one rank. Collective.
+  std::uint64_t over_slices(std::uint64_t own) {
+    if (c_.mesh_shape.tensor == 1) return own;
+    Digest all;
+    for (std::uint64_t each : exchange_hash(c_, c_.tensor_comm, c_.mesh_shape.tensor, own)) {
+      all.update(reinterpret_cast<const unsigned char*>(&each), sizeof each);
+    }
+    return all.value();
   }
 
   /// Sets a tensor from its full values, each rank its own part. Setting the parameter sets the

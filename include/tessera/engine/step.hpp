@@ -163,28 +163,42 @@ class Stepping {
     auto* nodes = c_.template step_array<double>(at.nodes);
     auto* values = c_.template step_array<double>(at.tensor_norms);
     fold(folded, c_.tables.norm_ranges.size() - folded);
-    if (c_.communicates() && stride > 0) exchange(nodes, stride);
+    if (c_.communicates() && stride > 0) exchange(c_.reduce_comm, c_.rank(), nodes, stride);
     c_.backend.for_each(
         c_.compute(), tensors,
         FoldTensor{c_.options.norm, tensors, stride,
                    c_.template step_array<NormTensor>(at.norm_tensors),
                    c_.template step_array<std::uint32_t>(at.first_nodes),
                    c_.template step_array<unsigned char>(at.included), nodes, values});
+    if (c_.mesh_shape.tensor > 1 && tensors > 0) fold_slices(tensors, values);
     c_.backend.for_each(
         c_.compute(), 1,
         DecideStep{c_.options.norm, c_.options.clip_norm, tensors, values, scalars()});
   }
 
-  void exchange(double* nodes, std::uint64_t stride) {
-    const std::uint64_t bytes = stride * sizeof(double);
-    const double* own = nodes + stride * static_cast<std::uint64_t>(c_.rank());
-    const GatherSegment segment{own, nodes, bytes, bytes};
+  // The ranks of the tensor axis have other parts of sliced tensors: all learn of all.
+  void fold_slices(std::uint64_t tensors, double* values) {
+    auto* const parts = c_.template step_array<double>(c_.map.step_memory.slice_norms);
+    const auto own = tensors * static_cast<std::uint64_t>(c_.place.tensor);
+    c_.backend.copy(c_.compute(), parts + own, values, tensors * sizeof(double));
+    exchange(c_.tensor_comm, c_.place.tensor, parts, tensors);
+    c_.backend.for_each(
+        c_.compute(), tensors,
+        FoldSlices{c_.options.norm, tensors, static_cast<std::uint64_t>(c_.mesh_shape.tensor),
+                   c_.template step_array<NormTensor>(c_.map.step_memory.norm_tensors), parts,
+                   values});
+  }
+
+  // `count` numbers of each rank, at its own place among those of all.
+  void exchange(typename Bk::Communicator& among, int rank, double* numbers, std::uint64_t count) {
+    const std::uint64_t bytes = count * sizeof(double);
+    const double* own = numbers + count * static_cast<std::uint64_t>(rank);
+    const GatherSegment segment{own, numbers, bytes, bytes};
     c_.backend.record(event_, c_.compute());
     c_.backend.wait(c_.reducing(), event_);
     const std::size_t collective =
         c_.recorder.begin(Span::collective, "norm", "", StreamKind::reduce, bytes);
-    c_.reduce_comm.all_gather(c_.reducing(), {CollectiveKind::scalars, "the gradient norm"},
-                              {&segment, 1});
+    among.all_gather(c_.reducing(), {CollectiveKind::scalars, "the gradient norm"}, {&segment, 1});
     c_.recorder.end(collective);
     const std::size_t wait =
         c_.recorder.begin(Span::wait, "wait for the norm", "", StreamKind::compute);

@@ -44,6 +44,26 @@ struct DecideStep {
   }
 };
 
+/// for_each tensor: what the ranks of the tensor axis found of it, to one value that all agree on:
+/// of a sliced tensor all parts, in rank order; of another, which they all have, the first rank's.
+struct FoldSlices {
+  NormKind kind;
+  std::uint64_t tensor_count;
+  std::uint64_t ranks;
+  const NormTensor* tensors;
+  const double* parts;  ///< by rank and tensor
+  double* values;
+
+  TESSERA_HD void operator()(std::uint64_t i) const {
+    const StrictRounding strict;
+    double value = parts[i];
+    for (std::uint64_t rank = 1; tensors[i].sliced != 0 && rank != ranks; ++rank) {
+      value = detail::fold_pair(kind, value, parts[rank * tensor_count + i]);
+    }
+    values[i] = detail::pin(detail::with_one_nan(value));
+  }
+};
+
 /// bf16 parameters to the fp32 master weights they begin as.
 struct Widen {
   TESSERA_EXEC_CHECK_DISABLE

@@ -51,6 +51,7 @@ struct StepMemory {
   std::uint64_t settings = 0;
   std::uint64_t included = 0;      ///< a byte a unit: it has gradients in this step
   std::uint64_t tensor_norms = 0;  ///< a double a tensor
+  std::uint64_t slice_norms = 0;   ///< the same of every rank of a tensor axis of several
   std::uint64_t norm_tensors = 0;
   std::uint64_t first_nodes = 0;  ///< by rank and tensor
   std::uint64_t norm_ranges = 0;
@@ -59,8 +60,9 @@ struct StepMemory {
   std::uint64_t nodes = 0;  ///< all ranks' nodes, NormTree::stride() doubles each
   std::uint64_t total = 0;
 
-  static StepMemory lay_out(const Registry& registry, int world, const Options& options,
+  static StepMemory lay_out(const Registry& registry, const MeshShape& mesh, const Options& options,
                             const Requirements& needs) {
+    const int world = mesh.shard;
     const std::uint64_t tensors = registry.tensors().size();
     StepMemory at;
     std::uint64_t end = 0;
@@ -74,6 +76,9 @@ struct StepMemory {
     at.settings = take(setting_count(options) * sizeof(UpdateSetting));
     at.included = take(registry.units().size());
     at.tensor_norms = take(tensors * sizeof(double));
+    if (mesh.tensor > 1) {
+      at.slice_norms = take(tensors * static_cast<std::uint64_t>(mesh.tensor) * sizeof(double));
+    }
     at.norm_tensors = take(tensors * sizeof(NormTensor));
     at.first_nodes = take(tensors * static_cast<std::uint64_t>(world) * sizeof(std::uint32_t));
     at.norm_ranges = take(tensors * sizeof(NormRange));

@@ -47,7 +47,7 @@ struct GroupLayout {
   DType dtype = DType::f32;
   bool trainable = true;
   std::uint64_t used_elements = 0;   ///< before the padding of the last pieces
-  std::uint64_t piece_elements = 0;  ///< the same on every rank
+  std::uint64_t piece_elements = 0;  ///< the same on every rank; a multiple of kGranule
 
   constexpr std::uint64_t piece_bytes() const { return piece_elements * size_of(dtype); }
   constexpr std::uint64_t full_elements(int world) const {
@@ -98,9 +98,10 @@ struct UnitLayout {
 
 /// Lays out one unit over `world` ranks. Tensors keep their order within a group; groups come in
 /// the order of their first tensor. `placements` receives one entry a tensor and must be as long
-/// as `tensors`; `world` must be at least 1. A zero-size tensor takes no room.
+/// as `tensors`; `world` must be at least 1. A zero-size tensor takes no room. Pieces are multiples
+/// of `replicas` granules, so that replicas can share the work on one.
 constexpr UnitLayout lay_out(std::span<const TensorExtent> tensors, int world,
-                             std::span<TensorPlacement> placements) {
+                             std::span<TensorPlacement> placements, int replicas = 1) {
   UnitLayout unit;
   unit.world = world;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -120,8 +121,8 @@ constexpr UnitLayout lay_out(std::span<const TensorExtent> tensors, int world,
   }
   const auto ranks = static_cast<std::uint64_t>(world);
   for (std::uint32_t g = 0; g < unit.group_count; ++g) {
-    unit.groups[g].piece_elements =
-        round_up((unit.groups[g].used_elements + ranks - 1) / ranks, kGranule);
+    unit.groups[g].piece_elements = round_up((unit.groups[g].used_elements + ranks - 1) / ranks,
+                                             kGranule * static_cast<std::uint64_t>(replicas));
   }
   return unit;
 }
