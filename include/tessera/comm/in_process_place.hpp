@@ -48,7 +48,7 @@ class InProcessPlace {
     const std::lock_guard lock(group_->mutex);
     const std::uint64_t number = group_->channels_made[static_cast<std::size_t>(rank_)]++;
     auto& meeting = group_->channels[number];
-    if (!meeting) meeting = Rendezvous::create(meeting_->family(), size());
+    if (!meeting) meeting = Rendezvous::create(meeting_->family(), size(), meeting_->names());
     return InProcessPlace(group_, rank_, meeting);
   }
 
@@ -74,7 +74,10 @@ class InProcessPlace {
     }
     const int leader = members.front().second;
     if (rank_ == leader) {
-      mine.made = make_group(static_cast<int>(members.size()), meeting_->family());
+      std::vector<int> names;
+      for (const auto& member : members) names.push_back(meeting_->name_of_rank(member.second));
+      mine.made =
+          make_group(static_cast<int>(members.size()), meeting_->family(), std::move(names));
     }
     meeting_->leave(rank_);
     meeting_->arrive(rank_, {"split", "the group", 1, &mine});
@@ -132,9 +135,10 @@ class InProcessPlace {
         counted_(std::make_shared<Counted>()),
         rank_(rank) {}
 
-  static std::shared_ptr<Group> make_group(int size, std::shared_ptr<RendezvousFamily> family) {
+  static std::shared_ptr<Group> make_group(int size, std::shared_ptr<RendezvousFamily> family,
+                                           std::vector<int> names = {}) {
     auto group = std::make_shared<Group>();
-    group->channels[0] = Rendezvous::create(std::move(family), size);
+    group->channels[0] = Rendezvous::create(std::move(family), size, std::move(names));
     group->channels_made.assign(static_cast<std::size_t>(size), 1);
     return group;
   }

@@ -45,8 +45,11 @@ struct Post {
 /// One order of meetings of `size` ranks.
 class Rendezvous {
  public:
-  static std::shared_ptr<Rendezvous> create(std::shared_ptr<RendezvousFamily> family, int size) {
+  /// `names`: what messages call the ranks, where that is not 0, 1, ... (a part of a group).
+  static std::shared_ptr<Rendezvous> create(std::shared_ptr<RendezvousFamily> family, int size,
+                                            std::vector<int> names = {}) {
     auto made = std::shared_ptr<Rendezvous>(new Rendezvous(std::move(family), size));
+    made->names_ = std::move(names);
     const std::lock_guard lock(made->family_->mutex);
     made->family_->members.push_back(made);
     return made;
@@ -58,6 +61,10 @@ class Rendezvous {
     return aborted_;
   }
   const std::shared_ptr<RendezvousFamily>& family() const { return family_; }
+  int name_of_rank(int rank) const {
+    return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)];
+  }
+  const std::vector<int>& names() const { return names_; }
   const Post& post(int rank) const { return posts_[static_cast<std::size_t>(rank)]; }
 
   /// Blocks until every rank has arrived. Throws CommunicatorError on every rank if two of them
@@ -99,7 +106,7 @@ class Rendezvous {
     if (!changed_.wait_for(lock, family_->timeout,
                            [&] { return reset_generation_ != generation; })) {
       --reset_arrived_;
-      throw CommunicatorError(rank, "", "reset",
+      throw CommunicatorError(name_of_rank(rank), "", "reset",
                               "the other ranks did not call reset() within the time-out");
     }
   }
@@ -146,11 +153,11 @@ class Rendezvous {
           first.amount == other.amount && first.parts == other.parts) {
         continue;
       }
-      family_->abort_locked("ranks disagree: rank 0 is in " + describe(first) + ", rank " +
-                            std::to_string(r) + " in " + describe(other) +
-                            (first.parts == other.parts || first.amount != other.amount
-                                 ? ""
-                                 : " made up of other parts"));
+      family_->abort_locked(
+          "ranks disagree: rank " + std::to_string(name_of_rank(0)) + " is in " + describe(first) +
+          ", rank " + std::to_string(name_of_rank(r)) + " in " + describe(other) +
+          (first.parts == other.parts || first.amount != other.amount ? ""
+                                                                      : " made up of other parts"));
       return;
     }
   }
@@ -160,20 +167,22 @@ class Rendezvous {
            std::to_string(post.amount) + " bytes)";
   }
   [[noreturn]] void throw_abort(int rank, const Post& mine) const {
-    throw CommunicatorError(rank, mine.name, mine.operation, reason_);
+    throw CommunicatorError(name_of_rank(rank), mine.name, mine.operation, reason_);
   }
   std::string describe_absence(int rank, const Post& mine) const {
     std::string absent;
     for (int r = 0; r < size_; ++r) {
       if (here_[static_cast<std::size_t>(r)]) continue;
-      absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+      absent += (absent.empty() ? "" : ", ") + std::to_string(name_of_rank(r));
     }
-    return "rank " + std::to_string(rank) + " waited " + std::to_string(family_->timeout.count()) +
-           " ms in " + describe(mine) + " for rank(s) " + absent;
+    return "rank " + std::to_string(name_of_rank(rank)) + " waited " +
+           std::to_string(family_->timeout.count()) + " ms in " + describe(mine) + " for rank(s) " +
+           absent;
   }
 
   std::shared_ptr<RendezvousFamily> family_;
   const int size_;
+  std::vector<int> names_;
   std::vector<Post> posts_;
   std::vector<char> here_;
   std::condition_variable changed_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tessera/comm/timeout.hpp"
 #include "tessera/mpi/state.hpp"
@@ -51,7 +52,29 @@ inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::milliseconds timeout, int 
   return made;
 }
 
-inline std::shared_ptr<MpiState> open_mpi(MPI_Comm comm, const MpiOptions& options) {
+/// The numbers that mpirun gave the ranks of a communicator.
+inline std::vector<int> job_ranks_of(MPI_Comm comm, int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  for (int r = 0; r < size; ++r) ranks[static_cast<std::size_t>(r)] = r;
+  std::vector<int> in_job(ranks);
+  const MpiSession::Lock lock = MpiSession::get().lock();
+  MPI_Group group = MPI_GROUP_NULL;
+  MPI_Group job = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(comm, &group), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &job), "MPI_Comm_group");
+  check_mpi(MPI_Group_translate_ranks(group, size, ranks.data(), job, in_job.data()),
+            "MPI_Group_translate_ranks");
+  (void)MPI_Group_free(&group);
+  (void)MPI_Group_free(&job);
+  // Of another job's ranks, which joined this one, only the place in the group is known.
+  for (std::size_t r = 0; r < in_job.size(); ++r) {
+    if (in_job[r] == MPI_UNDEFINED) in_job[r] = static_cast<int>(r);
+  }
+  return in_job;
+}
+
+inline std::shared_ptr<MpiState> open_mpi(MPI_Comm comm, const MpiOptions& options,
+                                          std::shared_ptr<MpiFamily> parent = nullptr) {
   MpiSession& session = MpiSession::get();
   auto state = std::make_shared<MpiState>();
   state->options = options;
@@ -61,9 +84,11 @@ inline std::shared_ptr<MpiState> open_mpi(MPI_Comm comm, const MpiOptions& optio
     check_mpi(MPI_Comm_rank(comm, &state->rank), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(comm, &state->size), "MPI_Comm_size");
   }
+  state->job_ranks = job_ranks_of(comm, state->size);
   const auto timeout = state->options.timeout;
-  state->family = std::make_shared<MpiFamily>(
-      duplicate(comm, timeout, state->rank, "making the group"), state->rank, state->size);
+  state->family =
+      std::make_shared<MpiFamily>(duplicate(comm, timeout, state->rank, "making the group"),
+                                  state->rank, state->size, std::move(parent));
   state->comm = duplicate(comm, timeout, state->rank, "making the group");
   return state;
 }
@@ -73,6 +98,7 @@ inline std::shared_ptr<MpiState> open_mpi_channel(const MpiState& parent) {
   state->options = parent.options;
   state->rank = parent.rank;
   state->size = parent.size;
+  state->job_ranks = parent.job_ranks;
   state->family = parent.family;
   if (parent.comm == MPI_COMM_NULL) return state;
   if (parent.aborted()) {
@@ -82,7 +108,8 @@ inline std::shared_ptr<MpiState> open_mpi_channel(const MpiState& parent) {
   return state;
 }
 
-/// A split has notices of its own: its ranks are others.
+/// A split has notices of its own, since its ranks are others, and passes an abort on to the group
+/// that it comes from.
 inline std::shared_ptr<MpiState> open_mpi_split(const MpiState& parent, int color, int key) {
   if (color < 0) fail("tessera: split was given the color ", color, ", but it must be 0 or more");
   if (parent.comm == MPI_COMM_NULL) {
@@ -98,7 +125,7 @@ inline std::shared_ptr<MpiState> open_mpi_split(const MpiState& parent, int colo
     const MpiSession::Lock lock = MpiSession::get().lock();
     check_mpi(MPI_Comm_split(parent.comm, color, key, &made), "MPI_Comm_split");
   }
-  std::shared_ptr<MpiState> state = open_mpi(made, parent.options);
+  std::shared_ptr<MpiState> state = open_mpi(made, parent.options, parent.family);
   const MpiSession::Lock lock = MpiSession::get().lock();
   (void)MPI_Comm_free(&made);
   return state;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.hpp"
@@ -24,23 +25,29 @@ namespace tessera::detail {
 /// that aborts tells the others of the group, which look for that while they wait.
 class MpiFamily {
  public:
-  /// `notices`: a communicator over the group that carries nothing else.
-  MpiFamily(MPI_Comm notices, int rank, int size) : notices_(notices), rank_(rank), size_(size) {}
+  /// `notices`: a communicator over the group that carries nothing else. `parent`: of the group
+  /// that this one was split from, which an abort ends too, or null.
+  MpiFamily(MPI_Comm notices, int rank, int size, std::shared_ptr<MpiFamily> parent)
+      : notices_(notices), rank_(rank), size_(size), parent_(std::move(parent)) {}
   MpiFamily(const MpiFamily&) = delete;
   MpiFamily& operator=(const MpiFamily&) = delete;
   ~MpiFamily() {
-    if (aborted_) return;  // messages may still be under way
+    if (aborted()) return;  // messages may still be under way
     const MpiSession::Lock lock = MpiSession::get().lock();
     (void)MPI_Comm_free(&notices_);
   }
 
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  bool aborted() const {
+    return aborted_.load(std::memory_order_acquire) || (parent_ && parent_->aborted());
+  }
   std::string reason() const {
+    if (!aborted_.load(std::memory_order_acquire) && parent_) return parent_->reason();
     const std::lock_guard lock(mutex_);
     return reason_;
   }
   /// From any thread. The first reason is kept.
   void abort(const std::string& why) {
+    if (parent_) parent_->abort(why);
     if (!keep(why)) return;
     const MpiSession::Lock lock = MpiSession::get().lock();
     std::memcpy(sent_.data(), why.data(), std::min(why.size(), sent_.size() - 1));
@@ -56,6 +63,7 @@ class MpiFamily {
   /// Whether another rank has said that it aborts. With the session's lock held.
   void look() {
     if (aborted()) return;
+    if (parent_) parent_->look();
     int there = 0;
     MPI_Status status;
     if (MPI_Iprobe(MPI_ANY_SOURCE, 0, notices_, &there, &status) != MPI_SUCCESS || there == 0) {
@@ -74,7 +82,7 @@ class MpiFamily {
 
   bool keep(const std::string& why) {
     const std::lock_guard lock(mutex_);
-    if (aborted()) return false;
+    if (aborted_.load(std::memory_order_acquire)) return false;
     reason_ = why;
     aborted_.store(true, std::memory_order_release);
     MpiSession::get().note_failure();
@@ -84,6 +92,7 @@ class MpiFamily {
   MPI_Comm notices_;
   int rank_;
   int size_;
+  std::shared_ptr<MpiFamily> parent_;
   mutable std::mutex mutex_;
   std::string reason_;
   std::atomic<bool> aborted_{false};
@@ -94,6 +103,7 @@ struct MpiState {
   MPI_Comm comm = MPI_COMM_NULL;  ///< this library's own duplicate; null: one rank without MPI
   int rank = 0;
   int size = 1;
+  std::vector<int> job_ranks{0};  ///< the ranks' numbers among all of the job, for messages
   MpiOptions options;
   std::shared_ptr<MpiFamily> family;
   mutable std::mutex counts_mutex;
@@ -110,8 +120,9 @@ struct MpiState {
   }
 
   bool aborted() const { return family && family->aborted(); }
+  int job_rank(int of) const { return job_ranks[static_cast<std::size_t>(of)]; }
   [[noreturn]] void fail_call(CollectiveTag tag, std::string_view problem) const {
-    throw CommunicatorError(rank, tag.name, name_of(tag.kind), problem);
+    throw CommunicatorError(job_rank(rank), tag.name, name_of(tag.kind), problem);
   }
   void require_usable(CollectiveTag tag) const {
     if (aborted()) fail_call(tag, family->reason());

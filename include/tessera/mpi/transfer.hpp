@@ -136,8 +136,8 @@ class MpiTransfer {
 
   // Every rank is told, so that none waits for this one.
   [[noreturn]] void break_off(int peer, const std::string& problem) {
-    const std::string text = concat("rank ", peer, ": ", problem);
-    state_.family->abort(concat("rank ", state_.rank, ", ", name_of(what_.kind),
+    const std::string text = concat("rank ", state_.job_rank(peer), ": ", problem);
+    state_.family->abort(concat("rank ", state_.job_rank(state_.rank), ", ", name_of(what_.kind),
                                 what_.name.empty() ? "" : " of unit '", what_.name,
                                 what_.name.empty() ? "" : "'", ": ", text));
     state_.fail_call(what_, text);
@@ -146,13 +146,13 @@ class MpiTransfer {
     std::string missing;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;
-      const std::string one =
-          concat("rank ", peers_[i], expected_[i] > 0 ? " has not sent" : " has not received");
+      const std::string one = concat("rank ", state_.job_rank(peers_[i]),
+                                     expected_[i] > 0 ? " has not sent" : " has not received");
       if (missing.find(one) == std::string::npos) missing += (missing.empty() ? "" : ", ") + one;
     }
     const std::string text =
         concat("it did not end within ", state_.options.timeout.count(), " ms: ", missing);
-    state_.family->abort(concat("rank ", state_.rank, ": ", text));
+    state_.family->abort(concat("rank ", state_.job_rank(state_.rank), ": ", text));
     state_.fail_call(what_, text);
   }
 
