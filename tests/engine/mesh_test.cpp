@@ -115,9 +115,9 @@ Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite
     ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend, ts::Sgd> model(
         mesh, ts::Sgd{.learning_rate = kRate}, {.clip_norm = 4, .norm = kind});
     const ts::Slice slice{0, static_cast<std::uint64_t>(begin), kRows};
-    const ts::Unit unit = model.add_unit(
-        "u", ts::named("m", ts::sliced(slice, ts::tensor(matrix, {rows, kColumns}))),
-        ts::named("v", ts::tensor(vector, {40})));
+    const ts::Unit unit =
+        model.add_unit("u", ts::named("m", ts::sliced(slice, ts::tensor(matrix, {rows, kColumns}))),
+                       ts::named("v", ts::tensor(vector, {40})));
     model.materialize([](const ts::TensorInfo& info, std::uint64_t index) {
       return first_value(info.id, index);
     });
@@ -142,8 +142,7 @@ Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite
     const std::vector<float> full = model.full(ts::State::parameter(), "u.m");
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < full.size(); ++i) {
-      result.weights[static_cast<std::size_t>(begin * kColumns) + i] =
-          static_cast<double>(full[i]);
+      result.weights[static_cast<std::size_t>(begin * kColumns) + i] = static_cast<double>(full[i]);
     }
     if (ranks.rank() == 0) result.norm = report.norm;
     CHECK((infinite || ranks.rank() == 0 || report.norm > 0));
@@ -185,7 +184,9 @@ TEST_CASE("replicas that begin with other values are found out, and so are unsli
       });
     });
   };
-  CHECK_SAYS(error_of([&] { materialize({2, 2, 1}, 3); }),
+  CHECK_SAYS(error_of([&] {
+               materialize({2, 2, 1}, 3);
+             }),
              "replicas begin with other values: give all of them the same (replicas 1 and 0");
   CHECK_SAYS(error_of([&] { materialize({3, 1, 1}, 2); }), "(replicas 2 and 0 differ)");
   CHECK_SAYS(error_of([&] { materialize({1, 1, 2}, 1); }), "not sliced(...)");
