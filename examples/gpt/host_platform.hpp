@@ -10,17 +10,20 @@
 #include "config.hpp"
 #include "host_ranks.hpp"
 #include "loss_sum.hpp"
+#include "tensor_axis.hpp"
 #include "transformer.hpp"
 
 namespace gpt {
 
 /// A platform names the backend and its communicator, starts ranks, and makes what computes the
-/// model and what adds up losses. Trainer and ShardedModel take one as a template argument.
+/// model, alone or over the ranks of an axis, and what adds up losses. Trainer and ShardedModel
+/// take one as a template argument.
 struct HostPlatform {
   using Ranks = HostRanks;
   using Backend = tessera::HostBackend<Ranks>;
+  using Axis = TensorAxis<Backend>;
   template <class P>
-  using Transformer = gpt::Transformer<P>;
+  using Transformer = gpt::Transformer<P, Axis&>;
 
   template <class Body>
   static void run_ranks(int size, Body&& body) {
@@ -30,14 +33,17 @@ struct HostPlatform {
     tessera::run_ranks(size, [&](tessera::InProcess ranks) { body(HostRanks(std::move(ranks))); });
   }
 
-  static tessera::Mesh<Backend> mesh(Ranks& ranks) { return tessera::Mesh<Backend>(ranks); }
-
-  template <class P>
-  static Transformer<P> transformer(const Config& config, std::size_t sequences, bool recompute) {
-    return Transformer<P>(config, sequences, recompute);
+  static tessera::Mesh<Backend> mesh(Ranks& ranks, const tessera::MeshShape& shape) {
+    return tessera::Mesh<Backend>(ranks, shape);
   }
 
-  /// Sums over the ranks, on every rank, as a trainer needs them for what it prints.
+  template <class P>
+  static Transformer<P> transformer(const Config& config, std::size_t sequences, bool recompute,
+                                    Axis& axis) {
+    return Transformer<P>(config, sequences, recompute, axis);
+  }
+
+  /// Sums over ranks, on every one of them, as a trainer needs them for what it prints.
   class RankSums {
    public:
     explicit RankSums(Ranks& ranks)

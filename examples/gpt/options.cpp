@@ -3,10 +3,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <map>
+#include <set>
 #include <CLI/CLI.hpp>
 
 #include "input_error.hpp"
@@ -80,8 +82,39 @@ void add_choice(CLI::App& app, const std::string& flag, Name& value,
       ->type_name(list);
 }
 
-/// Bytes that the job needs at the least: activations of every rank, and weights, gradients and
-/// moments once, or once a rank where nothing shards them. In floating point: it cannot overflow.
+/// "replicate=R,shard=S,tensor=T" in any order; axes that are left out are 1.
+inline tessera::MeshShape mesh_of(const std::string& text) {
+  const auto refuse = [&](const std::string& why) {
+    throw InputError("--mesh must be replicate=R,shard=S,tensor=T, or some of these, not '" + text +
+                     "': " + why + ".");
+  };
+  tessera::MeshShape mesh;
+  const std::map<std::string, int*> axes = {
+      {"replicate", &mesh.replicate}, {"shard", &mesh.shard}, {"tensor", &mesh.tensor}};
+  std::set<std::string> seen;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string part = text.substr(begin, end - begin);
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string name = part.substr(0, equals);
+    const auto axis = axes.find(name);
+    if (axis == axes.end()) refuse("there is no axis '" + name + "'");
+    if (!seen.insert(name).second) refuse("the axis " + name + " is named twice");
+    const char* const last = part.data() + part.size();
+    const char* const first = std::min(part.data() + equals + 1, last);
+    const auto [at, error] = std::from_chars(first, last, *axis->second);
+    if (error != std::errc{} || at != last || *axis->second < 1 || *axis->second > 256) {
+      refuse("an axis has a whole number of ranks from 1 to 256");
+    }
+    begin = end + 1;
+  }
+  if (mesh.size() > 256) refuse("these are more than 256 ranks");
+  return mesh;
+}
+
+/// Bytes that the job needs at the least: activations of every rank that has data of its own, and
+/// weights, gradients and moments once, or as often as nothing shards them. In floating point: it
+/// cannot overflow.
 inline double least_bytes(const Options& o) {
   const double rows = static_cast<double>(o.sequences()) * static_cast<double>(o.model.context);
   const double width = static_cast<double>(o.model.width);
@@ -89,8 +122,8 @@ inline double least_bytes(const Options& o) {
   const double context = static_cast<double>(o.model.context);
   const double a_block = rows * 16.0 * width + rows * static_cast<double>(o.model.heads) * context;
   const double kept = o.recompute ? a_block : layers * a_block;
-  const double ranks = static_cast<double>(o.ranks);
-  const double copies = o.strategy == StrategyName::replicate ? ranks : 1.0;
+  const double ranks = static_cast<double>(o.data_ranks());
+  const double copies = o.strategy == StrategyName::replicate ? ranks : o.mesh.replicate;
   const double weights = layers * 12.0 * width * width + (256.0 + context) * width;
   return 4.0 * ranks * (kept + layers * rows * width) + 16.0 * copies * weights;
 }
@@ -109,9 +142,23 @@ static void check(const Options& o, const Machine& machine) {
     throw InputError("--heads " + number(o.model.heads) + " must divide --width " +
                      number(o.model.width) + ".");
   }
-  if (o.batch % (o.ranks * o.accumulate) != 0) {
-    throw InputError("--batch " + number(o.batch) + " must be a multiple of --ranks " +
-                     number(o.ranks) + " times --accumulate " + number(o.accumulate) + ".");
+  if (o.batch % (o.data_ranks() * o.accumulate) != 0) {
+    const bool all = o.data_ranks() == o.ranks;
+    throw InputError("--batch " + number(o.batch) + " must be a multiple of " +
+                     (all ? "--ranks " : "the ranks with other data, replicate times shard, ") +
+                     number(o.data_ranks()) + " times --accumulate " + number(o.accumulate) + ".");
+  }
+  const auto tensor = static_cast<std::size_t>(o.mesh.tensor);
+  if (tensor > 1 && !machine.tensor_axis) {
+    throw InputError(std::string("--mesh must have tensor=1: the kernels of ") + machine.program +
+                     " cannot compute a part of a layer.");
+  }
+  if (tensor > o.model.heads) {
+    throw InputError("--mesh must have no more tensor ranks than --heads " + number(o.model.heads) +
+                     ", not " + number(tensor) + ": a rank computes whole heads.");
+  }
+  if (o.sequence_parallel && tensor == 1) {
+    throw InputError("--sequence-parallel must have a --mesh with tensor=2 or more.");
   }
   const double needed = detail::least_bytes(o) / 0x1p30;
   const double there = machine.bytes / 0x1p30;
@@ -139,6 +186,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
   CLI::Option* const ranks = app.add_option(
       "--ranks", o.ranks, "in-process ranks; under mpirun its processes are the ranks");
   ranks->check(whole(1, 256));
+  std::string mesh;
+  app.add_option("--mesh", mesh,
+                 "the ranks on axes, replicate=R,shard=S,tensor=T: copies of what shard ranks keep "
+                 "a piece of, and ranks that compute layers together (default: all on shard)");
+  app.add_flag("--sequence-parallel", o.sequence_parallel,
+               "tensor ranks share out the rows of norms and residuals");
   add_choice<StrategyName>(
       app, "--strategy", o.strategy,
       {{"replicate", StrategyName::replicate},
@@ -190,13 +243,26 @@ std::optional<Options> parse_options(int argc, const char* const* argv, const Ma
   } catch (const CLI::ParseError& error) {
     throw InputError(error.what());
   }
-  if (machine.processes > 0) {
+  if (app.count("--mesh") > 0) {
+    o.mesh = detail::mesh_of(mesh);
+    const auto size = static_cast<std::size_t>(o.mesh.size());
+    if (ranks->count() > 0 && o.ranks != size) {
+      throw InputError("--ranks is " + std::to_string(o.ranks) + ", but --mesh has " +
+                       std::to_string(size) + " ranks: they must agree.");
+    }
+    if (machine.processes > 0 && machine.processes != size) {
+      throw InputError("--mesh has " + std::to_string(size) + " ranks, but mpirun started " +
+                       std::to_string(machine.processes) + " processes, which must be the ranks.");
+    }
+    o.ranks = size;
+  } else if (machine.processes > 0) {
     if (ranks->count() > 0 && o.ranks != machine.processes) {
       throw InputError("--ranks is " + std::to_string(o.ranks) + ", but mpirun started " +
                        std::to_string(machine.processes) + " processes, which are the ranks.");
     }
     o.ranks = machine.processes;
   }
+  if (app.count("--mesh") == 0) o.mesh = {.shard = static_cast<int>(o.ranks)};
   check(o, machine);
   return o;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tessera/comm/mesh_shape.hpp>
 
 #include "config.hpp"
 
@@ -18,6 +19,8 @@ enum class AccumulationName { each, once };
 struct Options {
   std::string data;  // empty: the project's own text
   std::size_t ranks = 4;
+  tessera::MeshShape mesh{.shard = 4};  // of these ranks
+  bool sequence_parallel = false;
   StrategyName strategy = StrategyName::zero3;
   PrecisionName precision = PrecisionName::fp32;
   ScheduleName schedule = ScheduleName::overlapped;
@@ -38,7 +41,15 @@ struct Options {
   std::string json;
   std::string trace;
 
-  std::size_t sequences() const { return batch / (ranks * accumulate); }
+  /// Ranks that see other data than each other.
+  std::size_t data_ranks() const { return static_cast<std::size_t>(mesh.data_ranks()); }
+  std::size_t sequences() const { return batch / (data_ranks() * accumulate); }
+  /// The model as the rank at `place` on the tensor axis has it.
+  Config model_part(int place) const {
+    Config part = model;
+    part.tensor = {place, mesh.tensor};
+    return part;
+  }
   std::size_t warmup_steps() const { return warmup.value_or(steps / 20); }
 };
 
@@ -48,6 +59,7 @@ struct Machine {
   double bytes;
   std::size_t processes = 0;  ///< the ranks, where they are processes; 0: threads
   bool first = true;          ///< of the ranks: it is the one that prints and writes
+  bool tensor_axis = true;    ///< whether its kernels compute a part of a layer
 };
 /// The processors and the memory of the host.
 Machine host_machine();

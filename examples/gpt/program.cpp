@@ -34,8 +34,13 @@ void describe(const Options& options, const Text& text) {
   const Config& m = options.model;
   std::printf("%s: %zu bytes, %zu of them for validation\n", text.origin().c_str(),
               text.all().size(), text.validation().size());
-  std::printf("%zu parameters: %zu layers, %zu heads, width %zu, context %zu; %zu ranks\n",
-              m.parameters(), m.layers, m.heads, m.width, m.context, options.ranks);
+  std::printf("%zu parameters: %zu layers, %zu heads, width %zu, context %zu; %zu ranks%s\n",
+              m.parameters(), m.layers, m.heads, m.width, m.context, options.ranks,
+              options.mesh.shard == options.mesh.size()
+                  ? ""
+                  : (": " + options.mesh.describe() +
+                     (options.sequence_parallel ? ", sequence parallel" : ""))
+                        .c_str());
   std::fflush(stdout);
 }
 
@@ -56,6 +61,7 @@ int run(int argc, char** argv, const Machine& machine, Train fp32, Train bf16) {
 
   Results results;
   results.ranks = options->ranks;
+  results.mesh = options->mesh;
   results.steps = options->steps;
   results.memory.resize(options->ranks);
   Traces traces(options->ranks);

@@ -31,17 +31,23 @@ void print_tables(const Results& r) {
         "in use at the high-water mark: %.1f %% of the plan\n",
         100.0 * static_cast<double>(r.most_used) / static_cast<double>(r.memory[0].planned));
   }
-  std::printf("\ncollectives of rank 0      count   formula          bytes        formula\n");
+  std::printf("\ncollectives of rank 0      count");
+  std::printf(r.formula ? "   formula          bytes        formula\n" : "          bytes\n");
   for (int k = 0; k < tessera::kCollectiveKinds; ++k) {
     const tessera::CollectiveCount& seen = r.collectives.kinds[k];
-    const tessera::CollectiveCount& due = r.formula.kinds[k];
+    const char* const name = tessera::name_of(static_cast<tessera::CollectiveKind>(k));
+    if (!r.formula) {
+      if (seen.count == 0) continue;
+      std::printf("%-22s %9llu %14llu\n", name, static_cast<unsigned long long>(seen.count),
+                  static_cast<unsigned long long>(seen.bytes));
+      continue;
+    }
+    const tessera::CollectiveCount& due = r.formula->kinds[k];
     if (seen.count == 0 && due.count == 0) continue;
-    std::printf("%-22s %9llu %9llu %14llu %14llu%s\n",
-                tessera::name_of(static_cast<tessera::CollectiveKind>(k)),
-                static_cast<unsigned long long>(seen.count),
-                static_cast<unsigned long long>(due.count),
-                static_cast<unsigned long long>(seen.bytes),
-                static_cast<unsigned long long>(due.bytes), seen == due ? "" : "  <- differs");
+    std::printf(
+        "%-22s %9llu %9llu %14llu %14llu%s\n", name, static_cast<unsigned long long>(seen.count),
+        static_cast<unsigned long long>(due.count), static_cast<unsigned long long>(seen.bytes),
+        static_cast<unsigned long long>(due.bytes), seen == due ? "" : "  <- differs");
   }
 }
 
@@ -61,25 +67,28 @@ void write_json(const Results& r, const std::string& path) {
     peak.push_back(m.measured);
     state.push_back(m.state);
   }
-  const nlohmann::json all = {{"strategy", r.strategy},
-                              {"precision", r.precision},
-                              {"ranks", r.ranks},
-                              {"steps", r.steps},
-                              {"first_loss", r.first_loss},
-                              {"last_loss", r.last_loss},
-                              {"val_loss", r.val_loss},
-                              {"params_digest", hexadecimal(r.params_digest)},
-                              {"moments_digest", hexadecimal(r.moments_digest)},
-                              {"planned_bytes", planned},
-                              {"peak_bytes", peak},
-                              {"state_bytes", state},
-                              {"most_used_bytes", r.most_used},
-                              {"collectives", collectives},
-                              {"tokens_per_s", r.tokens_per_s},
-                              {"exposed_ms", r.exposed_ms},
-                              {"communication_ms", r.communication_ms},
-                              {"step_ms_median", r.step_ms_median},
-                              {"seconds", r.seconds}};
+  const nlohmann::json all = {
+      {"strategy", r.strategy},
+      {"precision", r.precision},
+      {"ranks", r.ranks},
+      {"mesh",
+       {{"replicate", r.mesh.replicate}, {"shard", r.mesh.shard}, {"tensor", r.mesh.tensor}}},
+      {"steps", r.steps},
+      {"first_loss", r.first_loss},
+      {"last_loss", r.last_loss},
+      {"val_loss", r.val_loss},
+      {"params_digest", hexadecimal(r.params_digest)},
+      {"moments_digest", hexadecimal(r.moments_digest)},
+      {"planned_bytes", planned},
+      {"peak_bytes", peak},
+      {"state_bytes", state},
+      {"most_used_bytes", r.most_used},
+      {"collectives", collectives},
+      {"tokens_per_s", r.tokens_per_s},
+      {"exposed_ms", r.exposed_ms},
+      {"communication_ms", r.communication_ms},
+      {"step_ms_median", r.step_ms_median},
+      {"seconds", r.seconds}};
   std::ofstream file(path);
   file << all.dump(2) << '\n';
   file.close();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 #include <tessera/tessera.hpp>
@@ -20,6 +21,7 @@ struct Results {
   std::string strategy;
   std::string precision;
   std::size_t ranks = 0;
+  tessera::MeshShape mesh;  ///< of these ranks
   std::size_t steps = 0;
   double first_loss = 0;
   double last_loss = 0;
@@ -31,7 +33,8 @@ struct Results {
   std::uint64_t replicated_state = 0;
   std::uint64_t most_used = 0;
   tessera::CollectiveCounts collectives;  ///< received by rank 0 in all steps
-  tessera::CollectiveCounts formula;      ///< the same, by the closed formulae
+  /// The same by the closed formulae, where there are some for the mesh.
+  std::optional<tessera::CollectiveCounts> formula;
   double tokens_per_s = 0;
   double exposed_ms = 0;        ///< median over the steps
   double communication_ms = 0;  ///< median over the steps

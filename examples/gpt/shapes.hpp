@@ -25,18 +25,21 @@ struct AttentionShape {
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_width())); }
 };
 
-/// The sequences of one micro-step on this rank.
+/// The sequences of one micro-step on this rank. `heads`, and the widths of attention and of the
+/// MLP, are this rank's part of the layer, which is all of it where nothing else is said.
 struct BlockShape {
   std::size_t batch;
   std::size_t context;
   std::size_t heads;
   std::size_t width;
+  std::size_t own_width = width;
+  std::size_t own_hidden = 4 * width;
 
   std::size_t rows() const { return batch * context; }
-  std::size_t hidden() const { return 4 * width; }
-  AttentionShape attention() const { return {batch, context, heads, width}; }
-  LinearShape qkv() const { return {rows(), width, 3 * width}; }
-  LinearShape proj() const { return {rows(), width, width}; }
+  std::size_t hidden() const { return own_hidden; }
+  AttentionShape attention() const { return {batch, context, heads, own_width}; }
+  LinearShape qkv() const { return {rows(), width, 3 * own_width}; }
+  LinearShape proj() const { return {rows(), own_width, width}; }
   LinearShape fc() const { return {rows(), width, hidden()}; }
   LinearShape fc_proj() const { return {rows(), hidden(), width}; }
 };

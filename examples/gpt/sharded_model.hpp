@@ -26,7 +26,8 @@ struct Units {
   std::vector<tessera::Unit> block_units;
   std::vector<TensorInfo> made;  // how each tensor starts, in the order of registration
 
-  /// Registers every tensor with `model`, which may be of any policy and backend.
+  /// Registers every tensor with `model`, which may be of any policy and backend; of what ranks
+  /// compute together, the part of `config.tensor`.
   template <class Model>
   void add_to(Model& model, const Config& config) {
     const EmbeddingTensors<TensorInfo> e = embedding_info(config);
@@ -57,21 +58,24 @@ struct Units {
   auto tensor(P*& pointer, const TensorInfo& info) {
     // Not noted in `made` here: arguments are evaluated in no particular order.
     auto named = tessera::named(info.name, tessera::tensor(pointer, {info.rows, info.columns}));
-    return info.decays ? named : tessera::no_decay(named);
+    auto cut = info.sliced ? tessera::sliced(info.slice, named) : named;
+    return info.decays ? cut : tessera::no_decay(cut);
   }
 };
 
 /// One rank's model. `Model` is a tessera::Shard with parameters of type P, `Platform` what they
-/// are computed with: see host_platform.hpp.
+/// are computed with: see host_platform.hpp. First values are those of the same whole model,
+/// whatever part of it the rank has.
 template <class Platform, class Model, Element P>
 class ShardedModel {
  public:
-  ShardedModel(Model& model, Units<P>& units, const Config& config, std::size_t sequences,
-               bool recompute, std::uint64_t seed)
+  /// `axis`, which must outlive the model, is of the same config and as many sequences.
+  ShardedModel(Model& model, Units<P>& units, typename Platform::Axis& axis, const Config& config,
+               std::size_t sequences, bool recompute, std::uint64_t seed)
       : model_(model),
         config_(config),
         units_(units),
-        transformer_(Platform::template transformer<P>(config, sequences, recompute)) {
+        transformer_(Platform::template transformer<P>(config, sequences, recompute, axis)) {
     units_.add_to(model, config);
     model.materialize([&](const tessera::TensorInfo& info, std::uint64_t index) {
       const TensorInfo& how = units_.made[info.id];

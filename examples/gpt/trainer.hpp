@@ -50,14 +50,17 @@ class Trainer {
         text_(text),
         rank_(static_cast<std::size_t>(ranks.rank())),
         ranks_(ranks.channel()),
-        sums_(ranks),
+        mesh_(Platform::mesh(ranks, options.mesh)),
+        model_part_(options.model_part(mesh_.place().tensor)),
+        axis_(mesh_, model_part_, options.sequences(), options.sequence_parallel),
+        sums_(mesh_.data()),
         allocated_before_(allocated_bytes()),
-        shard_(Platform::mesh(ranks),
+        shard_(mesh_,
                tessera::AdamW{.learning_rate = static_cast<float>(options.learning_rate),
                               .beta2 = 0.99f,
                               .weight_decay = static_cast<float>(options.weight_decay)},
                shard_options(options)),
-        model_(shard_, units_, options.model, options.sequences(), options.recompute,
+        model_(shard_, units_, axis_, model_part_, options.sequences(), options.recompute,
                options.seed) {}
 
   /// Trains, validates, samples. What the ranks share of the results is set by rank 0.
@@ -87,14 +90,14 @@ class Trainer {
     results.moments_digest = moments;
     results.sample = sample;
     results.most_used = peak_used_;
-    results.formula = formula(plan);
+    if (o_.mesh.shard == o_.mesh.size()) results.formula = formula(plan);
     replicated(results);
   }
 
  private:
   void train(Results& results) {
     const CosineSchedule rate{o_.learning_rate, o_.warmup_steps(), o_.steps};
-    const BatchShare share{o_.batch, o_.ranks, o_.accumulate};
+    const BatchShare share{o_.batch, o_.data_ranks(), o_.accumulate};
     Batch batch(share.sequences(), o_.model.context);
     const auto tokens = static_cast<double>(share.sequences() * o_.model.context);
     const float scale = static_cast<float>(1.0 / (tokens * static_cast<double>(o_.accumulate)));
@@ -102,7 +105,7 @@ class Trainer {
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t step = 0; step < o_.steps; ++step) {
       for (std::size_t m = 0; m < o_.accumulate; ++m) {
-        sample_batch(text_.training(), o_.seed, step, share.first(rank_, m), batch);
+        sample_batch(text_.training(), o_.seed, step, share.first(data_rank(), m), batch);
         if (o_.accumulation == AccumulationName::once && m + 1 < o_.accumulate) {
           auto unreduced = shard_.accumulate();
           model_.micro_step(batch, scale);
@@ -144,10 +147,10 @@ class Trainer {
 
   double validate() {
     auto evaluating = shard_.evaluate();
-    const Windows windows(text_.validation(), o_.model.context, o_.ranks, o_.sequences());
+    const Windows windows(text_.validation(), o_.model.context, o_.data_ranks(), o_.sequences());
     Batch batch(o_.sequences(), o_.model.context);
     for (std::size_t round = 0; round < windows.rounds(); ++round) {
-      windows.fill(round, rank_, batch);
+      windows.fill(round, data_rank(), batch);
       model_.loss(batch);
     }
     const double mean = sums_(model_.take_loss()).mean();
@@ -185,6 +188,8 @@ class Trainer {
     std::fflush(stdout);
   }
 
+  /// On a mesh of the shard axis alone; other axes have collectives of their own.
+  ///
   /// Full buffers of all units pass (ranks - 1) / ranks times for each gather and reduction:
   /// gathers per micro-step 2 (zero3) or 1 (zero3-keep), per step 1 (zero1, zero2) or, of fp32
   /// sums, 1 (replicate); one reduction per micro-step, or per step when gradients accumulate
@@ -239,10 +244,16 @@ class Trainer {
     return values[values.size() / 2];
   }
 
+  /// Ranks that compute layers together see the same sequences.
+  std::size_t data_rank() { return static_cast<std::size_t>(mesh_.data().rank()); }
+
   const Options& o_;
   const Text& text_;
   std::size_t rank_;
   typename Platform::Ranks ranks_;
+  tessera::Mesh<Backend> mesh_;
+  Config model_part_;
+  typename Platform::Axis axis_;  // its memory is no part of the plan, nor of what is measured
   typename Platform::RankSums sums_;
   std::uint64_t allocated_before_;
   Units<P> units_;  // before the Shard, which writes to the tensors' pointers when it ends

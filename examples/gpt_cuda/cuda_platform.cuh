@@ -22,6 +22,11 @@ struct CudaPlatform {
   template <class P>
   using Transformer = CudaTransformer<P>;
 
+  /// A rank computes all of each layer: options with a tensor axis are refused (Machine).
+  struct Axis {
+    Axis(const tessera::Mesh<Backend>&, const Config&, std::size_t, bool) {}
+  };
+
   template <class Body>
   static void run_ranks(int size, Body&& body) {
     int devices = 0;
@@ -35,14 +40,15 @@ struct CudaPlatform {
   /// since each rank is a thread.
   static cudaStream_t stream() { return cudaStreamPerThread; }
 
-  static tessera::Mesh<Backend> mesh(Ranks& ranks) {
+  static tessera::Mesh<Backend> mesh(Ranks& ranks, const tessera::MeshShape& shape) {
     tessera::CudaOptions options;
     options.compute = stream();
-    return tessera::Mesh<Backend>(ranks, options);
+    return tessera::Mesh<Backend>(ranks, shape, options);
   }
 
   template <class P>
-  static Transformer<P> transformer(const Config& config, std::size_t sequences, bool recompute) {
+  static Transformer<P> transformer(const Config& config, std::size_t sequences, bool recompute,
+                                    Axis&) {
     return Transformer<P>(config, sequences, recompute, stream());
   }
 

@@ -24,6 +24,6 @@ double device_bytes() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return gpt::run_program(argc, argv, {"gpt_cuda", device_bytes()}, gpt::train_fp32,
-                          gpt::train_bf16);
+  const gpt::Machine machine{.program = "gpt_cuda", .bytes = device_bytes(), .tensor_axis = false};
+  return gpt::run_program(argc, argv, machine, gpt::train_fp32, gpt::train_bf16);
 }

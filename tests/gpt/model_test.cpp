@@ -10,14 +10,15 @@
 
 #include "gpt/transformer.hpp"
 #include "numeric.hpp"
+#include "parameters.hpp"
 #include "reference.hpp"
 
 namespace {
 
 using gpt::Config;
-using gpt::Gradient;
-using gpt::TensorInfo;
-using gpt::Token;
+using model_tests::micro_step;
+using model_tests::Parameters;
+using model_tests::Sample;
 using numeric::Doubles;
 using numeric::Floats;
 
@@ -25,86 +26,6 @@ using numeric::Floats;
 struct Half {
   std::uint16_t bits;
 };
-
-/// All parameters one after the other, and the units that point into them.
-template <class P>
-class Parameters {
- public:
-  explicit Parameters(const Config& config)
-      : values(config.parameters()), gradients(config.parameters()) {
-    auto bind = [&](const TensorInfo& info, P*& weight, Gradient<P>& gradient) {
-      weight = values.data() + used_;
-      gradient = {gradients.data() + used_, false};
-      used_ += info.size();
-    };
-    const auto embedding_info = gpt::embedding_info(config);
-    const auto block_info = gpt::block_info(config);
-    const auto head_info = gpt::head_info(config);
-    gpt::zip(bind, embedding_info, embedding, embedding_gradient);
-    blocks.resize(config.layers);
-    block_gradients.resize(config.layers);
-    for (std::size_t i = 0; i < config.layers; ++i) {
-      gpt::zip(bind, block_info, blocks[i], block_gradients[i]);
-    }
-    bind(head_info.norm_w, head.norm_w, head_gradient.norm_w);
-    bind(head_info.norm_b, head.norm_b, head_gradient.norm_b);
-    head.token = embedding.token;
-    head_gradient.token = embedding_gradient.token;
-    REQUIRE(used_ == values.size());
-    accumulate(false);
-  }
-
-  /// Whether gradients are added to those of an earlier micro-step.
-  void accumulate(bool on) {
-    const auto set = [&](auto& unit) {
-      gpt::zip([&](Gradient<P>& gradient) { gradient.accumulate = on; }, unit);
-    };
-    set(embedding_gradient);
-    for (auto& block : block_gradients) set(block);
-    set(head_gradient);
-    embedding_gradient.token.accumulate = true;  // the head comes first
-  }
-
-  std::vector<P> values;
-  std::vector<P> gradients;
-  gpt::EmbeddingWeights<P> embedding;
-  gpt::EmbeddingGradients<P> embedding_gradient;
-  std::vector<gpt::BlockWeights<P>> blocks;
-  std::vector<gpt::BlockGradients<P>> block_gradients;
-  gpt::HeadWeights<P> head;
-  gpt::HeadGradients<P> head_gradient;
-
- private:
-  std::size_t used_ = 0;
-};
-
-struct Sample {
-  Sample(const Config& c, std::size_t batch) {
-    std::uint32_t state = 7;
-    for (std::size_t i = 0; i < batch * c.context; ++i) {
-      state = state * 1664525u + 1013904223u;
-      tokens.push_back(static_cast<Token>((state >> 8) % c.vocabulary));
-      targets.push_back(static_cast<Token>((state >> 20) % c.vocabulary));
-    }
-    targets[2] = gpt::kIgnored;
-  }
-
-  std::vector<Token> tokens, targets;
-};
-
-template <class P>
-gpt::LossSum micro_step(const Config& c, gpt::Transformer<P>& model, Parameters<P>& p,
-                        const Sample& sample) {
-  model.embed_forward(p.embedding, sample.tokens.data());
-  for (std::size_t i = 0; i < c.layers; ++i) model.block_forward(i, p.blocks[i]);
-  const auto loss =
-      model.head_forward_backward(p.head, p.head_gradient, sample.targets.data(), 1.0f);
-  for (std::size_t i = c.layers; i-- > 0;) {
-    model.block_backward(i, p.blocks[i], p.block_gradients[i]);
-  }
-  model.embed_backward(p.embedding_gradient, sample.tokens.data());
-  return loss;
-}
 
 constexpr Config kSmall{.vocabulary = 13, .context = 5, .layers = 2, .heads = 2, .width = 6};
 constexpr std::size_t kBatch = 3;
@@ -123,6 +44,7 @@ void poison(Floats& values) {
 
 TEST_CASE("the whole model's loss and gradients are those of fp64 differences") {
   Parameters<float> p(kSmall);
+  REQUIRE(p.values.size() == kSmall.parameters());
   fill(p.values);
   poison(p.gradients);
   const Sample sample(kSmall, kBatch);

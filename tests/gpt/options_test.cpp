@@ -134,6 +134,80 @@ TEST_CASE("options: what cannot be run is refused in one sentence") {
   CHECK(refusal({"--steps"}) != "");
 }
 
+TEST_CASE("options: a mesh names axes in any order, and sets the ranks") {
+  using tessera::MeshShape;
+  CHECK((parse({"--ranks", "3"})->mesh == MeshShape{.shard = 3}));
+  const gpt::Options o = *parse({"--mesh", "tensor=2,replicate=3"});
+  CHECK((o.mesh == MeshShape{3, 1, 2}));
+  CHECK(o.ranks == 6);
+  CHECK(o.data_ranks() == 3);
+  CHECK(o.sequences() == 4);
+  CHECK_FALSE(o.sequence_parallel);
+  CHECK(o.model_part(1).own_vocabulary() == tessera::Share{128, 128});
+  const gpt::Options all =
+      *parse({"--mesh", "shard=2,tensor=3,replicate=2", "--ranks", "12", "--sequence-parallel"});
+  CHECK((all.mesh == MeshShape{2, 2, 3}));
+  CHECK(all.sequence_parallel);
+  CHECK(parse({"--mesh", "tensor=4", "--batch", "5"})->sequences() == 5);
+}
+
+TEST_CASE("options: a mesh that cannot be is refused, and why is said") {
+  struct Case {
+    std::vector<const char*> arguments;
+    const char* why;
+  };
+  const Case cases[] = {
+      {{"--mesh", ""}, "there is no axis ''"},
+      {{"--mesh", "pipeline=2"}, "there is no axis 'pipeline'"},
+      {{"--mesh", "shard=2,"}, "there is no axis ''"},
+      {{"--mesh", ",shard=2"}, "there is no axis ''"},
+      {{"--mesh", "2"}, "there is no axis '2'"},
+      {{"--mesh", "shard=2,Tensor=2"}, "there is no axis 'Tensor'"},
+      {{"--mesh", "shard"}, "whole number"},
+      {{"--mesh", "shard="}, "whole number"},
+      {{"--mesh", "shard=0"}, "whole number"},
+      {{"--mesh", "shard=-1"}, "whole number"},
+      {{"--mesh", "shard=2x"}, "whole number"},
+      {{"--mesh", "shard=257"}, "whole number"},
+      {{"--mesh", "shard=99999999999"}, "whole number"},
+      {{"--mesh", "shard=2,shard=2"}, "named twice"},
+      {{"--mesh", "shard=32,replicate=32"}, "more than 256"},
+      {{"--mesh", "shard=2,tensor=2", "--ranks", "3"}, "they must agree"},
+      {{"--mesh", "shard=5,tensor=2"}, "must be a multiple of the ranks with other data"},
+      {{"--mesh", "tensor=3", "--heads", "2"}, "no more tensor ranks than --heads 2"},
+      {{"--sequence-parallel"}, "tensor=2 or more"},
+      {{"--mesh", "shard=2,replicate=2", "--sequence-parallel"}, "tensor=2 or more"}};
+  for (const Case& c : cases) {
+    const std::string sentence = refusal(c.arguments);
+    CAPTURE(sentence);
+    CHECK(sentence.find(c.why) != std::string::npos);
+    CHECK(sentence.find("must") != std::string::npos);
+    CHECK(sentence.find('\n') == std::string::npos);
+    CHECK(sentence.back() == '.');
+  }
+}
+
+TEST_CASE("options: a mesh is of mpirun's processes, and of what the program's kernels compute") {
+  const auto refused = [](std::vector<const char*> arguments, const gpt::Machine& machine) {
+    arguments.insert(arguments.begin(), "gpt");
+    try {
+      const auto o =
+          gpt::parse_options(static_cast<int>(arguments.size()), arguments.data(), machine);
+      return std::to_string(o->ranks);
+    } catch (const gpt::InputError& error) {
+      return std::string(error.what());
+    }
+  };
+  const gpt::Machine processes{.program = "gpt", .bytes = 0x1p40, .processes = 4};
+  CHECK(refused({"--mesh", "shard=2,tensor=2"}, processes) == "4");
+  CHECK(refused({}, processes) == "4");
+  CHECK(refused({"--mesh", "shard=2"}, processes).find("mpirun started 4 processes") !=
+        std::string::npos);
+  const gpt::Machine whole{.program = "gpt_cuda", .bytes = 0x1p40, .tensor_axis = false};
+  CHECK(refused({"--mesh", "shard=2,replicate=2"}, whole) == "4");
+  CHECK(refused({"--mesh", "tensor=2"}, whole).find("must have tensor=1") != std::string::npos);
+}
+
 TEST_CASE("the learning rate rises to its peak and ends at a tenth of it") {
   const gpt::CosineSchedule rate{1.0, 10, 100};
   CHECK(rate(0) == doctest::Approx(0.1));

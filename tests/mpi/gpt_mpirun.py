@@ -23,15 +23,24 @@ with tempfile.TemporaryDirectory() as folder:
             sys.exit(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
         return json.loads(path.read_text())
 
-    for strategy in ("zero3", "replicate"):
+    for strategy, ranks in (("zero3", ["--ranks", "4"]), ("replicate", ["--ranks", "4"]),
+                            ("zero3", ["--mesh", "shard=2,tensor=2", "--sequence-parallel"])):
         options = ["--strategy", strategy, "--precision", "bf16" if strategy == "zero3" else "fp32"]
-        threads = run("threads", [gpt, "--ranks", "4", *options])
+        if ranks[0] == "--mesh":
+            options += ranks
+            ranks = []
+        threads = run("threads", [gpt, *ranks, *options])
         processes = run("processes", [mpiexec, flag, "4", gpt, *options])
         for key in ("params_digest", "moments_digest", "last_loss", "val_loss", "planned_bytes",
                     "peak_bytes", "ranks", "collectives"):
             if threads[key] != processes[key]:
                 print(f"{strategy}: {key}: {threads[key]} by threads, {processes[key]} by processes")
                 failures += 1
+    other = subprocess.run([mpiexec, flag, "2", gpt, "--mesh", "tensor=3"], capture_output=True,
+                           text=True, timeout=60, check=False)
+    if other.returncode == 0 or "mpirun started 2 processes" not in other.stderr + other.stdout:
+        print("--mesh tensor=3 under two processes was not refused:", other.returncode, other.stderr)
+        failures += 1
     wrong = subprocess.run([mpiexec, flag, "2", gpt, "--ranks", "3"], capture_output=True, text=True,
                            timeout=60, check=False)
     if wrong.returncode == 0 or "mpirun started 2 processes" not in wrong.stderr + wrong.stdout:
