@@ -23,14 +23,11 @@ with tempfile.TemporaryDirectory() as folder:
             sys.exit(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
         return json.loads(path.read_text())
 
-    for strategy, ranks in (("zero3", ["--ranks", "4"]), ("replicate", ["--ranks", "4"]),
-                            ("zero3", ["--mesh", "shard=2,tensor=2", "--sequence-parallel"])):
+    for strategy, mesh in (("zero3", []), ("replicate", []),
+                           ("zero3", ["--mesh", "shard=2,tensor=2", "--sequence-parallel"])):
         options = ["--strategy", strategy, "--precision", "bf16" if strategy == "zero3" else "fp32"]
-        if ranks[0] == "--mesh":
-            options += ranks
-            ranks = []
-        threads = run("threads", [gpt, *ranks, *options])
-        processes = run("processes", [mpiexec, flag, "4", gpt, *options])
+        threads = run("threads", [gpt, *(mesh or ["--ranks", "4"]), *options])
+        processes = run("processes", [mpiexec, flag, "4", gpt, *mesh, *options])
         for key in ("params_digest", "moments_digest", "last_loss", "val_loss", "planned_bytes",
                     "peak_bytes", "ranks", "collectives"):
             if threads[key] != processes[key]:
