@@ -9,22 +9,22 @@ using namespace engine_test;
 
 namespace {
 
-using Mesh = ts::Mesh<under_test::Backend>;
+using AxesMesh = ts::Mesh<under_test::Backend>;
 
 const ts::MeshShape kMeshes[] = {{2, 2, 1}, {4, 1, 1}, {1, 4, 1}, {2, 1, 1}, {2, 3, 1}, {3, 2, 1},
                                  {2, 4, 1}, {1, 1, 2}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}};
 
-const std::vector<UnitSpec> kUnits = {{"root", {130, 1}, {}, {.outer = true}},
-                                      {"a", {64, 1000, 7}, {1}},
-                                      {"nothing", {}},
-                                      {"b", {513}},
-                                      {"c", {3, 70}}};
+const std::vector<UnitSpec> kMeshUnits = {{"root", {130, 1}, {}, {.outer = true}},
+                                          {"a", {64, 1000, 7}, {1}},
+                                          {"nothing", {}},
+                                          {"b", {513}},
+                                          {"c", {3, 70}}};
 
 template <class Strategy>
-void train(const ts::MeshShape& shape, const ts::Options& options, int micro_steps) {
+void train_on_mesh(const ts::MeshShape& shape, const ts::Options& options, int micro_steps) {
   CAPTURE(shape.describe());
   under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
-    Toy<Strategy> toy(Mesh(ranks, shape, {.poison = true}), kUnits, options);
+    Toy<Strategy> toy(AxesMesh(ranks, shape, {.poison = true}), kMeshUnits, options);
     for (int s = 0; s < 3; ++s) {
       const ts::StepReport report = toy.whole_step(micro_steps);
       if (s > 0 && micro_steps == 1) {
@@ -42,7 +42,7 @@ void train(const ts::MeshShape& shape, const ts::Options& options, int micro_ste
 
 TEST_CASE("meshes: every strategy trains to the reference, and sends what the plan says") {
   for_each_strategy([]<class Strategy>() {
-    for (const ts::MeshShape& shape : kMeshes) train<Strategy>(shape, {}, 1);
+    for (const ts::MeshShape& shape : kMeshes) train_on_mesh<Strategy>(shape, {}, 1);
   });
 }
 
@@ -52,13 +52,13 @@ TEST_CASE("meshes: accumulation, buckets, depths, schedules") {
       for (const auto accumulation :
            {ts::Accumulation::reduce_each, ts::Accumulation::reduce_once}) {
         ts::Options options{.bucket_bytes = bucket, .accumulation = accumulation};
-        train<ts::Zero3<>>(shape, options, 2);
-        train<ts::Replicate>(shape, options, 1);
+        train_on_mesh<ts::Zero3<>>(shape, options, 2);
+        train_on_mesh<ts::Replicate>(shape, options, 1);
       }
     }
-    train<ts::Zero2>(shape, {.schedule = ts::Schedule::sequential}, 2);
-    train<ts::Zero3<>>(shape, {.prefetch_depth = 3, .reductions_in_flight = 3}, 1);
-    train<ts::Zero3<>>(shape, {.prefetch_depth = 0, .reductions_in_flight = 0}, 1);
+    train_on_mesh<ts::Zero2>(shape, {.schedule = ts::Schedule::sequential}, 2);
+    train_on_mesh<ts::Zero3<>>(shape, {.prefetch_depth = 3, .reductions_in_flight = 3}, 1);
+    train_on_mesh<ts::Zero3<>>(shape, {.prefetch_depth = 0, .reductions_in_flight = 0}, 1);
   }
 }
 
@@ -84,7 +84,7 @@ TEST_CASE("meshes: what sums are divided by, and the norm, are those of all data
   });
   CHECK(norm > 0);
   under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
-    Toy<ts::Zero3<>> toy(Mesh(ranks, shape), {{"a", {300}}}, {});
+    Toy<ts::Zero3<>> toy(AxesMesh(ranks, shape), {{"a", {300}}}, {});
     CHECK(toy.whole_step().norm == norm);
   });
 }
@@ -98,26 +98,26 @@ struct Slices {
   float clip_factor = 1;
 };
 
-constexpr std::int64_t kRows = 6;
-constexpr std::int64_t kColumns = 50;
+constexpr std::int64_t kSliceRows = 6;
+constexpr std::int64_t kSliceColumns = 50;
 
 Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite = false) {
   Slices result;
   std::mutex mutex;
-  result.weights.resize(kRows * kColumns);
+  result.weights.resize(kSliceRows * kSliceColumns);
   under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
-    Mesh mesh(ranks, shape);
+    AxesMesh mesh(ranks, shape);
     const int part = mesh.place().tensor;
-    const std::int64_t begin = kRows * part / shape.tensor;
-    const std::int64_t rows = kRows * (part + 1) / shape.tensor - begin;
+    const std::int64_t begin = kSliceRows * part / shape.tensor;
+    const std::int64_t rows = kSliceRows * (part + 1) / shape.tensor - begin;
     float* matrix = nullptr;
     float* vector = nullptr;
     ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend, ts::Sgd> model(
         mesh, ts::Sgd{.learning_rate = kRate}, {.clip_norm = 4, .norm = kind});
-    const ts::Slice slice{0, static_cast<std::uint64_t>(begin), kRows};
-    const ts::Unit unit =
-        model.add_unit("u", ts::named("m", ts::sliced(slice, ts::tensor(matrix, {rows, kColumns}))),
-                       ts::named("v", ts::tensor(vector, {40})));
+    const ts::Slice slice{0, static_cast<std::uint64_t>(begin), kSliceRows};
+    const ts::Unit unit = model.add_unit(
+        "u", ts::named("m", ts::sliced(slice, ts::tensor(matrix, {rows, kSliceColumns}))),
+        ts::named("v", ts::tensor(vector, {40})));
     model.materialize([](const ts::TensorInfo& info, std::uint64_t index) {
       return first_value(info.id, index);
     });
@@ -127,7 +127,7 @@ Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite
       const auto m = lease.gradient(matrix);
       std::vector<float> values(m.size);
       for (std::uint64_t i = 0; i < m.size; ++i) {
-        values[i] = slope(0, 0, 0, i + static_cast<std::uint64_t>(begin * kColumns));
+        values[i] = slope(0, 0, 0, i + static_cast<std::uint64_t>(begin * kSliceColumns));
       }
       if (infinite && part == shape.tensor - 1) values.back() = INFINITY;
       under_test::write(m.data, values);
@@ -142,7 +142,8 @@ Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite
     const std::vector<float> full = model.full(ts::State::parameter(), "u.m");
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < full.size(); ++i) {
-      result.weights[static_cast<std::size_t>(begin * kColumns) + i] = static_cast<double>(full[i]);
+      result.weights[static_cast<std::size_t>(begin * kSliceColumns) + i] =
+          static_cast<double>(full[i]);
     }
     if (ranks.rank() == 0) result.norm = report.norm;
     CHECK((infinite || ranks.rank() == 0 || report.norm > 0));
@@ -176,7 +177,8 @@ TEST_CASE("tensor axis: inf in one rank's slice skips the step on all of them") 
 TEST_CASE("replicas that begin with other values are found out, and so are unsliced tensors") {
   const auto materialize = [](const ts::MeshShape& shape, int odd) {
     under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
-      ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend> model(Mesh(ranks, shape));
+      ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend> model(
+          AxesMesh(ranks, shape));
       float* p = nullptr;
       model.add_unit("u", ts::tensor(p, {1000}));
       model.materialize([&](const ts::TensorInfo&, std::uint64_t index) {
@@ -197,7 +199,7 @@ TEST_CASE("from_rank: one rank's values reach all replicas") {
   for (const ts::MeshShape& shape : {ts::MeshShape{2, 2, 1}, {3, 1, 1}, {2, 2, 2}, {1, 3, 2}}) {
     for (int root = 0; root < shape.data_ranks(); ++root) {
       under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
-        Mesh mesh(ranks, shape);
+        AxesMesh mesh(ranks, shape);
         const int mine = shape.data_rank(mesh.place());
         ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend> model(mesh);
         std::vector<float> values(1000, static_cast<float>(mine));
@@ -212,7 +214,7 @@ TEST_CASE("from_rank: one rank's values reach all replicas") {
   CHECK_SAYS(error_of([&] {
                under_test::run_ranks(4, [&](under_test::Ranks ranks) {
                  ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend> model(
-                     Mesh(ranks, {2, 1, 2}));
+                     AxesMesh(ranks, {2, 1, 2}));
                  model.materialize(ts::from_rank(2));
                });
              }),
@@ -222,7 +224,7 @@ TEST_CASE("from_rank: one rank's values reach all replicas") {
 TEST_CASE("a replica that fails ends the step of all") {
   const std::string why = error_of([&] {
     under_test::run_ranks(4, [&](under_test::Ranks ranks) {
-      Toy<ts::Zero3<>> toy(Mesh(ranks, {2, 2, 1}), blocks(2), {});
+      Toy<ts::Zero3<>> toy(AxesMesh(ranks, {2, 2, 1}), blocks(2), {});
       toy.whole_step();
       if (ranks.rank() == 3) ts::detail::fail("rank 3 gives up");
       toy.whole_step();
