@@ -40,7 +40,7 @@ void train_on_mesh(const ts::MeshShape& shape, const ts::Options& options, int m
 
 }  // namespace
 
-TEST_CASE("meshes: every strategy trains to the reference, and sends what the plan says") {
+TEST_CASE("B035, P059: meshes: every strategy trains to the reference, and sends what is planned") {
   for_each_strategy([]<class Strategy>() {
     for (const ts::MeshShape& shape : kMeshes) train_on_mesh<Strategy>(shape, {}, 1);
   });
@@ -87,6 +87,45 @@ TEST_CASE("meshes: what sums are divided by, and the norm, are those of all data
     Toy<ts::Zero3<>> toy(AxesMesh(ranks, shape), {{"a", {300}}}, {});
     CHECK(toy.whole_step().norm == norm);
   });
+}
+
+TEST_CASE("meshes: sums are in the replicas' parentheses, with one multiply at the end") {
+  for (const ts::MeshShape& shape : {ts::MeshShape{2, 2, 1}, {3, 2, 1}, {2, 3, 1}, {4, 1, 1}}) {
+    CAPTURE(shape.describe());
+    constexpr std::uint64_t kSize = 777;
+    const auto gradient_of = [](int rank, std::uint64_t i) {
+      return ts::random_normal(5, static_cast<std::uint64_t>(rank), i);
+    };
+    std::vector<float> wanted(kSize);
+    const float scale = 1.0f / static_cast<float>(shape.data_ranks());
+    for (std::uint64_t i = 0; i < kSize; ++i) {
+      float total = 0;
+      for (int r = 0; r < shape.replicate; ++r) {
+        float sum = gradient_of(r * shape.shard, i);
+        for (int s = 1; s < shape.shard; ++s) sum += gradient_of(r * shape.shard + s, i);
+        total = r == 0 ? sum : total + sum;
+      }
+      wanted[i] = scale * total;
+    }
+    under_test::run_ranks(shape.size(), [&](under_test::Ranks ranks) {
+      ts::Shard<ts::Zero3<>, ts::OnDevice, ts::Fp32, under_test::Backend> model(
+          AxesMesh(ranks, shape));
+      float* w = nullptr;
+      const ts::Unit unit =
+          model.add_unit("u", ts::named("w", ts::tensor(w, {static_cast<std::int64_t>(kSize)})));
+      model.materialize([](const ts::TensorInfo&, std::uint64_t) { return 0.0f; });
+      { const auto lease = model.forward(unit); }
+      {
+        auto lease = model.backward(unit);
+        const auto gradient = lease.gradient(w);
+        std::vector<float> values(kSize);
+        for (std::uint64_t i = 0; i < kSize; ++i) values[i] = gradient_of(ranks.rank(), i);
+        under_test::write(gradient.data, values);
+      }
+      CHECK(differences(model.full(ts::State::gradient(), "u.w"), wanted) == 0);
+      (void)model.step().get();
+    });
+  }
 }
 
 namespace {
@@ -153,7 +192,8 @@ Slices train_slices(const ts::MeshShape& shape, ts::NormKind kind, bool infinite
 
 }  // namespace
 
-TEST_CASE("tensor axis: sliced tensors count once a part, others once; clipping follows") {
+TEST_CASE(
+    "B076, P086: tensor axis: sliced tensors count once a part, others once; clipping follows") {
   for (const ts::NormKind kind : {ts::NormKind::l1, ts::NormKind::l2, ts::NormKind::inf}) {
     const Slices whole = train_slices({1, 1, 1}, kind);
     CHECK(whole.norm > 0);

@@ -31,6 +31,7 @@ struct Setting {
   int accumulate = 1;
   float clip = 0;
   int jitter_us = 0;
+  int replicate = 1;
 };
 
 struct Result {
@@ -118,7 +119,8 @@ Result run(const Setting& setting) {
                                           .jitter = std::chrono::microseconds(setting.jitter_us)};
     using Model = ts::Shard<Strategy, ts::OnDevice, Precision>;
     std::vector<Layer<E>> layers(std::size(kRows));
-    Model model(ts::Mesh<under_test::Backend>(communicator, host),
+    const ts::MeshShape shape{.replicate = setting.replicate, .shard = kRanks / setting.replicate};
+    Model model(ts::Mesh<under_test::Backend>(communicator, shape, host),
                 ts::AdamW{.learning_rate = 0.01f, .weight_decay = 0.1f}, options);
     for (std::size_t l = 0; l < layers.size(); ++l) {
       layers[l].norm = std::span<float>(static_cast<float*>(nullptr), 33);
@@ -199,6 +201,14 @@ TEST_CASE("same bits: three micro-steps, reduced each or once") {
     const Setting base{.accumulation = accumulation, .accumulate = 3, .clip = 0.5f};
     check_all(strategies<ts::Fp32, float>(), base, sizeof(float));
   }
+}
+
+TEST_CASE("same bits: two replicas of two ranks, and four of one") {
+  check_all(strategies<ts::Fp32, float>(), {.clip = 0.5f, .replicate = 2}, sizeof(float));
+  check_all(strategies<ts::Bf16, ts::bf16>(), {.clip = 0.5f, .replicate = 2}, sizeof(ts::bf16));
+  const Setting each{
+      .accumulation = ts::Accumulation::reduce_each, .accumulate = 3, .clip = 0.5f, .replicate = 4};
+  check_all(strategies<ts::Fp32, float>(), each, sizeof(float));
 }
 
 TEST_CASE("same bits: delays alone change nothing") {
