@@ -159,7 +159,7 @@ def main():
     if os.geteuid() != 0:
         skip("needs root")
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
-    if "Open MPI" not in version.stdout + version.stderr:
+    if not any(name in version.stdout + version.stderr for name in ("Open MPI", "OpenRTE")):
         skip("the options are Open MPI's")
     try:
         set_up()
