@@ -36,6 +36,7 @@ void instantiate_cuda() {
   launch_rank_sum<bf16, bf16>(nullptr, 0, nullptr, 0, 0, false, nullptr);
   launch_for_each(nullptr, 0, engine::SetLearningRate{});
   launch_for_each(nullptr, 0, engine::FoldTensor{});
+  launch_for_each(nullptr, 0, engine::FoldSlices{});
   launch_for_each(nullptr, 0, engine::DecideStep{});
   launch_for_each(nullptr, 0, SelfTestDoubles{});
   launch_elementwise(nullptr, 0, SelfTestFloats{}, Out<bf16>{}, Out<float>{}, In<float>{},
