@@ -162,9 +162,13 @@ class Shard {
   Plan plan(int world) { return plan(MeshShape{.shard = world}); }
   /// And for another mesh, with this rank's tensors as they are.
   Plan plan(const MeshShape& mesh) {
-    const auto fits = [](int ranks) { return ranks >= 1 && ranks <= engine::kMostRanks; };
-    if (!fits(mesh.replicate) || !fits(mesh.shard) || !fits(mesh.tensor) ||
-        !fits(mesh.size() / mesh.tensor)) {
+    double ranks = 1;  // which does not overflow
+    bool fits = true;
+    for (const int axis : {mesh.replicate, mesh.shard, mesh.tensor}) {
+      ranks *= axis;
+      fits = fits && axis >= 1 && ranks <= engine::kMostRanks;
+    }
+    if (!fits) {
       detail::fail("tessera: plan(", mesh.describe(), "): there must be 1 to ", engine::kMostRanks,
                    " ranks");
     }

@@ -75,19 +75,6 @@ class Mesh {
                 : along(place_.tensor, shape.data_rank(place_), shape.data_ranks());
   }
 
-  /// Of groups that there are: by the rank's place, its groups along the three axes, and all ranks
-  /// that are to learn of an abort. For simulations, and launchers with groups of their own.
-  Mesh(const MeshShape& shape, const MeshPlace& place, Communicator replicate, Communicator shard,
-       Communicator tensor, Communicator data, RuntimeOptions options = {})
-      : shape_(shape),
-        place_(place),
-        ranks_(data),
-        shard_(std::move(shard)),
-        replicate_(std::move(replicate)),
-        tensor_(std::move(tensor)),
-        data_(std::move(data)),
-        options_(options) {}
-
   /// One rank by itself.
   static Mesh single(RuntimeOptions options = {}) { return Mesh(Communicator{}, options); }
 

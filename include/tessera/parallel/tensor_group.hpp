@@ -14,6 +14,7 @@
 #include "tessera/comm/mesh.hpp"
 #include "tessera/error.hpp"
 #include "tessera/exact/bf16.hpp"
+#include "tessera/layout/flat.hpp"
 #include "tessera/parallel/share.hpp"
 
 namespace tessera {
@@ -30,13 +31,6 @@ struct LargestCall {
 };
 
 namespace detail {
-
-/// Ranks' parts of a collective are whole multiples of this many elements, as the engine's are.
-inline constexpr std::uint64_t kParallelGranule = 64;
-
-constexpr std::uint64_t whole_granules(std::uint64_t elements) {
-  return (elements + kParallelGranule - 1) / kParallelGranule * kParallelGranule;
-}
 
 /// Where an element of a matrix is whose columns' shares lie one rank's after the other's.
 template <class T>
@@ -219,7 +213,7 @@ class TensorGroup {
   }
 
  private:
-  static constexpr std::uint64_t kGranule = detail::kParallelGranule;
+  static constexpr std::uint64_t kGranule = layout::kGranule;  // of the engine's collectives too
 
   template <class T>
   static constexpr DType dtype() {
@@ -231,7 +225,7 @@ class TensorGroup {
   std::uint64_t ranks() const { return static_cast<std::uint64_t>(size()); }
   /// Elements from one rank's rows to the next one's where shares are padded.
   std::uint64_t chunk_of(std::uint64_t rows, std::uint64_t columns) const {
-    return detail::whole_granules(largest_share(rows, size()) * columns);
+    return layout::round_up(largest_share(rows, size()) * columns, kGranule);
   }
   /// Shares that need no padding are sent from where they are.
   bool is_even(std::uint64_t rows, std::uint64_t columns) const {
